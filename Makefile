@@ -1,0 +1,97 @@
+# Everything that is done to this repository. "make help" lists it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# What is slow to make and the same for every checkout is kept outside of it.
+CACHE := $(or $(HOLDFAST_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast)
+TOOLS := $(CACHE)/tools-$(shell { go env GOVERSION; cat tools/go.mod; } 2>/dev/null | sha256sum | cut -c1-12)
+
+GO_TEST := go test -timeout 8m
+# How long "make fuzz" gives to each fuzz target.
+FUZZTIME ?= 10s
+# Where "make dist" puts the binaries.
+DIST ?= dist
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
+
+.PHONY: build
+build: ## compile everything
+	go build ./...
+
+.PHONY: setup
+setup: ## find, install or name what the tests need
+	@test/setup.sh
+
+.PHONY: test
+test: setup ## everything that must pass before a change lands, in less than ten minutes
+	go vet ./...
+	$(MAKE) --no-print-directory test-unit test-integration test-images
+
+.PHONY: test-unit
+test-unit: ## the packages without servers, with the race detector
+	$(GO_TEST) -race ./internal/... ./cmd/...
+
+# One package at a time: each starts servers of its own, and two cores are soon
+# busy enough to turn a wait into a time-out.
+.PHONY: test-integration
+test-integration: setup ## against real Postgres, real Kafka and the simulator of Feldera
+	$(GO_TEST) -p 1 $$(go list ./test/... | grep -v /test/images)
+
+.PHONY: test-images
+test-images: ## docker-compose.yml and both images, on a private Docker engine
+	test/setup.sh images
+	$(GO_TEST) ./test/images
+
+.PHONY: race
+race: setup ## every test with the race detector
+	go test -timeout 20m -race -p 1 ./...
+
+$(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
+	@echo "installing the linters of tools/go.mod; the first time takes some minutes"
+	cd tools && GOBIN="$(TOOLS)" go install tool
+	@touch "$@"
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## the linters of .golangci.yml, and scripts that do not parse
+	bash -n test/setup.sh .ci/run
+	"$(TOOLS)/golangci-lint" run ./...
+
+.PHONY: fmt
+fmt: $(TOOLS)/golangci-lint ## format with gofumpt and sort imports
+	"$(TOOLS)/golangci-lint" fmt ./...
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	@for pkg in $$(go list ./...); do \
+		for target in $$(go test -list '^Fuzz' "$$pkg" | grep '^Fuzz' || true); do \
+			echo "$$pkg $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg"; \
+		done; \
+	done
+
+.PHONY: bench
+bench: setup ## measure both daemons against the simulator
+	go run ./test/bench
+
+.PHONY: demo
+demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
+	go run ./test/demo
+
+.PHONY: dist
+dist: ## static Linux binaries of both daemons in DIST (dist)
+	CGO_ENABLED=0 GOOS=linux go build -trimpath -buildvcs=auto -o "$(DIST)/" ./cmd/pgsource ./cmd/kafkasink
+
+.PHONY: images
+images: ## both images, compiled inside a running Docker engine that reaches a registry
+	for name in pgsource kafkasink; do \
+		DOCKER_BUILDKIT=1 docker build --target $$name --tag holdfast/$$name .; \
+	done
+
+.PHONY: clean
+clean: ## remove what was built here (the caches stay)
+	rm -rf "$(DIST)"

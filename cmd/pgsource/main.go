@@ -1,0 +1,172 @@
+// Command pgsource carries the changes of a Postgres database into Feldera
+// and confirms them to Postgres only when Feldera has processed them.
+package main
+
+import (
+	"context"
+	"os"
+
+	// CA roots for images that have no store of their own; a system store wins.
+	_ "golang.org/x/crypto/x509roots/fallback"
+
+	"holdfast/internal/config"
+	"holdfast/internal/feldera"
+	"holdfast/internal/ops"
+	"holdfast/internal/wal"
+)
+
+const daemon = "pgsource"
+
+func main() {
+	os.Exit(program().Main(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+func program() ops.Program {
+	return ops.Program{
+		Name:    daemon,
+		Summary: "Postgres logical replication into Feldera, confirmed only when processed",
+		Verbs: []ops.Verb{
+			{Name: "run", Help: "carry changes until a signal", MoreHelp: config.HelpPGSource, Run: run},
+			ops.ConfigVerb(func(environ []string) (ops.Printer, error) { return load(environ) }, config.HelpPGSource),
+			ops.CheckVerb(preflights),
+			ops.HealthcheckVerb(func(environ []string) (string, error) {
+				c, err := config.LoadPGSource(environ)
+				if err != nil {
+					return "", err
+				}
+				return c.Listen, nil
+			}),
+			ops.VersionVerb(daemon),
+		},
+	}
+}
+
+// load reads the configuration and lets the Postgres driver have its say on
+// the connection string, which only it can fully parse.
+func load(environ []string) (*config.PGSource, error) {
+	c, err := config.LoadPGSource(environ)
+	if err != nil {
+		return nil, err
+	}
+	dsn, err := c.DSN.Value()
+	if err == nil {
+		err = wal.CheckDSN(dsn)
+	}
+	if err != nil {
+		return nil, ops.WithExitCode(ops.ExitConfig, err)
+	}
+	return c, nil
+}
+
+func run(ctx context.Context, call ops.Call) error {
+	c, err := load(call.Environ)
+	if err != nil {
+		return err
+	}
+	return ops.Daemon{
+		Name: daemon, Listen: c.Listen, LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
+		ReadyWhen: []string{wal.CheckSource, wal.CheckDestination}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		Work: func(ctx context.Context, rt ops.Runtime) error {
+			source, closing, err := newSource(c, rt)
+			if err != nil {
+				return err
+			}
+			defer closing()
+			return source.Run(ctx)
+		},
+	}.Run(ctx, call)
+}
+
+// newSource wires one Source from the configuration.
+func newSource(c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing func(), err error) {
+	metrics := feldera.NewMetrics(rt.Registry, daemon)
+	pipeline, err := feldera.New(pipelineConfig(c, rt, metrics))
+	if err != nil {
+		return nil, nil, err
+	}
+	tables := make([]wal.Table, len(c.Tables))
+	for i, t := range c.Tables {
+		tables[i] = wal.Table{Schema: t.Schema, Name: t.Name, Target: t.Target}
+	}
+	policy := feldera.Policy{IgnoreExtraColumns: c.ExtraColumns == config.Ignore, OnAltered: metrics.Altered}
+	if c.Unrepresentable == config.Null {
+		policy.NonFinite, policy.OutOfRange = feldera.NullSpecial, feldera.NullSpecial
+	}
+	if c.DecimalExcess == config.Truncate {
+		policy.Fraction = feldera.TruncateExcess
+	}
+	source, err = wal.New(wal.Config{
+		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create,
+		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
+		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, ShutdownTimeout: c.ShutdownTimeout,
+		IgnoreTruncate: c.Truncate == config.Ignore,
+		Policy:         policy, Pipeline: pipeline,
+		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
+		Report: func(s wal.Status) { report(rt.Health, s) },
+		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
+		Beat:   rt.Health.Beat,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return source, pipeline.CloseIdle, nil
+}
+
+// phases maps the source's phases to the daemon's.
+var phases = map[string]ops.Phase{
+	wal.PhaseConnecting: ops.PhaseConnecting,
+	wal.PhaseStreaming:  ops.PhaseStreaming,
+	wal.PhaseStopping:   ops.PhaseStopping,
+}
+
+func pipelineConfig(c *config.PGSource, rt ops.Runtime, metrics *feldera.Metrics) feldera.Config {
+	cfg := feldera.Config{
+		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
+		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
+		Logger: rt.Logger, Observe: metrics.Observe,
+		OnRetry: func(r feldera.Retry) {
+			metrics.Retried(r)
+			rt.Health.Beat() // waiting for Feldera is no hang
+			report(rt.Health, wal.Status{Check: wal.CheckDestination, Message: r.What + ": " + r.Err.Error(), Hint: "it is tried again until it works; the LSN does not move meanwhile"})
+		},
+	}
+	if c.Feldera.APIKey.IsSet() {
+		cfg.APIKey = c.Feldera.APIKey.Value
+	}
+	return cfg
+}
+
+// report shows one check of the source, and what it means for readiness: the
+// destination and the source have to be in order, a slow slot has not.
+func report(health *ops.Health, s wal.Status) {
+	health.Set(s.Check, ops.Check{OK: s.OK, Blocking: s.Blocking, Message: s.Message, Hint: s.Hint})
+	if s.Check == wal.CheckSource || s.Check == wal.CheckDestination {
+		health.SetReady(s.Check, s.OK, s.Message)
+	}
+}
+
+// preflights are the checks of the check verb. They change nothing.
+func preflights(_ context.Context, call ops.Call) ([]ops.NamedCheck, error) {
+	c, err := load(call.Environ)
+	if err != nil {
+		return nil, err
+	}
+	rt, err := ops.LookingRuntime(daemon)
+	if err != nil {
+		return nil, err
+	}
+	source, _, err := newSource(c, rt)
+	if err != nil {
+		return nil, err
+	}
+	check := func(name, right string, look func(context.Context) error) ops.NamedCheck {
+		return ops.NamedCheck{Name: name, Run: func(ctx context.Context) (string, error) { return right, look(ctx) }}
+	}
+	return []ops.NamedCheck{
+		check("feldera", "the pipeline answers and has every table", source.CheckDestination),
+		check("postgres", "the server answers and can replicate", source.CheckServer),
+		check("tables", "every source table fits its Feldera table", source.CheckTables),
+		check("publication", "it publishes exactly the mapped tables", source.CheckPublication),
+		check("slot", "it is there and holds what is needed", source.CheckSlotState),
+	}, nil
+}

@@ -1,0 +1,191 @@
+// Package config is the one table of settings of each daemon. The reader, the
+// validator, the redacted print, the help text, the fingerprint and the
+// reference page (docs/configuration.md) all come from the struct tags in this
+// file, so a setting cannot exist in one of them and be missing from another.
+//
+// It promises: every fault is reported in one error; no fault, print or page
+// carries the value of a secret or any text taken from a value; a name with
+// one of the daemon's prefixes that no setting has is a fault. It does not
+// connect to anything: a configuration without faults may still name a server
+// that is not there, which is what the `check` verb is for.
+//
+// Its callers are cmd/pgsource and cmd/kafkasink. Values are read once, at
+// start; a restart is the reload. Only a secret that comes from a file is read
+// again, by Secret.Value. What LoadPGSource and LoadKafkaSink return is not
+// changed afterwards and may be shared between goroutines.
+package config
+
+import (
+	"time"
+)
+
+// The words that settings with a closed set of values take. Which of them a
+// setting takes is in its `oneof` tag.
+const (
+	Exit     = "exit"
+	Wait     = "wait"
+	Stop     = "stop"
+	Ignore   = "ignore"
+	Refuse   = "refuse"
+	Null     = "null"
+	Truncate = "truncate"
+	Earliest = "earliest"
+	Latest   = "latest"
+	Skip     = "skip"
+	Drain    = "drain"
+	Abandon  = "abandon"
+)
+
+// The SASL mechanisms of KAFKASINK_SASL_MECHANISM.
+const (
+	SASLPlain       = "plain"
+	SASLScramSHA256 = "scram-sha-256"
+	SASLScramSHA512 = "scram-sha-512"
+)
+
+// Tags of a setting, beside the `env` and `envDefault` of caarlos0/env:
+//
+//	help     what it does, one or two sentences
+//	oneof    the allowed words, separated by |
+//	min, max inclusive bounds, written as a value of the setting is
+//	form     the validator for texts (see forms)
+//	example  a value that the validator accepts
+//
+// A secret has the type Secret and can also be given as NAME_FILE.
+
+// Feldera is how either daemon reaches the pipeline.
+type Feldera struct {
+	URL             string        `env:"FELDERA_URL,required" form:"url" example:"http://feldera:8080" help:"Base URL of the Feldera manager, or of one pipeline process when FELDERA_PIPELINE is not set."`
+	Pipeline        string        `env:"FELDERA_PIPELINE" form:"pipeline" example:"shop" help:"Name of the pipeline. Not set: FELDERA_URL is a bare pipeline process, for which the time that an abandoned request can still be applied has no known bound."`
+	APIKey          Secret        `env:"FELDERA_API_KEY" form:"token" example:"apikey:0123456789" help:"API key, sent as a bearer token. Not set: requests carry none."`
+	CAFile          string        `env:"FELDERA_CA_FILE" form:"cafile" example:"/etc/holdfast/feldera-ca.pem" help:"PEM file with the certificates that sign the server's. Not set: the system's roots."`
+	RequestTimeout  time.Duration `env:"FELDERA_REQUEST_TIMEOUT" envDefault:"25s" min:"1s" max:"10m" help:"How long one request may take before its outcome counts as unknown. The manager cuts requests at 30 seconds, so stay below that."`
+	RequestLifetime time.Duration `env:"FELDERA_REQUEST_LIFETIME" envDefault:"30s" min:"1s" max:"1h" help:"How long an abandoned request may still be applied. The same rows are not sent again before this has passed. Not below FELDERA_REQUEST_TIMEOUT."`
+}
+
+// PGSource is the configuration of pgsource.
+type PGSource struct {
+	// Feldera and Effective are filled by LoadPGSource.
+	Feldera   Feldera `env:"-"`
+	Effective `env:"-"`
+
+	DSN             Secret        `env:"PGSOURCE_DSN,required" form:"dsn" example:"postgres://holdfast@db:5432/shop?sslmode=verify-full" help:"How to reach the primary, as a postgres:// URL or in keyword form. The user needs REPLICATION and, with PGSOURCE_CREATE, the right to create a publication."`
+	Slot            string        `env:"PGSOURCE_SLOT" envDefault:"holdfast" form:"slot" help:"Replication slot. One slot has one pgsource."`
+	Publication     string        `env:"PGSOURCE_PUBLICATION" envDefault:"holdfast" form:"pgname" help:"Publication that contains the tables, spelled as in the catalogue."`
+	Tables          TableMappings `env:"PGSOURCE_TABLES,required" example:"public.orders,public.\"Items\"=items" help:"Tables to carry, separated by commas: schema.table, or schema.table=feldera_table where the names differ. Names that are not in double quotes are folded to lower case."`
+	Create          bool          `env:"PGSOURCE_CREATE" envDefault:"false" help:"Create the publication, then the slot, where they are absent. Never re-creates a slot that was lost."`
+	BatchRows       int           `env:"PGSOURCE_BATCH_ROWS" envDefault:"10000" min:"1" max:"1000000" help:"Most rows in one request."`
+	BatchBytes      Size          `env:"PGSOURCE_BATCH_BYTES" envDefault:"4MiB" min:"1KiB" max:"256MiB" help:"Most bytes in one request. Not above PGSOURCE_MEMORY_LIMIT."`
+	BatchAge        time.Duration `env:"PGSOURCE_BATCH_AGE" envDefault:"0s" min:"0s" max:"1m" help:"How long the oldest row waits for more rows to share its request. 0s: a request goes out as soon as the one before it is accepted."`
+	InFlight        int           `env:"PGSOURCE_IN_FLIGHT" envDefault:"8" min:"1" max:"1024" help:"Most batches that Feldera has accepted and not completed."`
+	MemoryLimit     Size          `env:"PGSOURCE_MEMORY_LIMIT" envDefault:"256MiB" min:"1MiB" max:"1TiB" help:"Most bytes of received changes held in memory."`
+	OnRefusal       string        `env:"PGSOURCE_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
+	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`
+	Unrepresentable string        `env:"PGSOURCE_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold, such as NaN or infinity: refuse the row, or send NULL where the column allows it."`
+	DecimalExcess   string        `env:"PGSOURCE_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A decimal with more digits after the point than the Feldera column: refuse the row, or cut the digits off."`
+	Truncate        string        `env:"PGSOURCE_TRUNCATE" envDefault:"stop" oneof:"stop|ignore" help:"A TRUNCATE at the source: stop, or ignore it and leave the rows in Feldera."`
+	ShutdownTimeout time.Duration `env:"PGSOURCE_SHUTDOWN_TIMEOUT" envDefault:"30s" min:"0s" max:"1h" help:"After the first signal, how long to wait for what is in flight to be completed and acknowledged."`
+	StallTimeout    time.Duration `env:"PGSOURCE_STALL_TIMEOUT" envDefault:"60s" min:"5s" max:"1h" help:"Silence on the replication connection after which it counts as half open and is made anew. Not below the server's wal_sender_timeout."`
+	Listen          string        `env:"PGSOURCE_LISTEN" envDefault:"127.0.0.1:8081" form:"address" help:"Address of /healthz, /livez, /readyz and /metrics. It has no authentication."`
+	LogLevel        string        `env:"PGSOURCE_LOG_LEVEL" envDefault:"info" oneof:"debug|info|warn|error" help:"Least severe level that is logged."`
+	LogFormat       string        `env:"PGSOURCE_LOG_FORMAT" envDefault:"text" oneof:"text|json" help:"Form of the log lines on stderr."`
+}
+
+// KafkaSink is the configuration of kafkasink.
+type KafkaSink struct {
+	// Feldera and Effective are filled by LoadKafkaSink.
+	Feldera   Feldera `env:"-"`
+	Effective `env:"-"`
+
+	Brokers          []string      `env:"KAFKASINK_BROKERS,required" form:"brokers" example:"kafka-1:9092,kafka-2:9092" help:"Brokers to ask first, separated by commas, each as host:port."`
+	Group            string        `env:"KAFKASINK_GROUP" envDefault:"holdfast" form:"group" help:"Consumer group. Its committed offsets are the acknowledged positions."`
+	Topics           TopicMappings `env:"KAFKASINK_TOPICS,required" example:"orders=orders:json,items=items:json" help:"Topics to carry, separated by commas, each as topic=feldera_table:format. The format is json."`
+	Start            string        `env:"KAFKASINK_START" envDefault:"earliest" oneof:"earliest|latest|stop" help:"Where to begin on a partition for which the group has never committed: the oldest record, after the newest, or stop and ask."`
+	OnGap            string        `env:"KAFKASINK_ON_GAP" envDefault:"stop" oneof:"stop|earliest" help:"The records at the committed offset are gone (retention, truncation, a topic made anew): stop with the numbers, or go on from the oldest record and count the loss."`
+	Poison           string        `env:"KAFKASINK_POISON" envDefault:"stop" oneof:"stop|skip" help:"A record that can never be decoded: stop its partition while the others go on, or skip it and count it."`
+	Revoke           string        `env:"KAFKASINK_REVOKE" envDefault:"drain" oneof:"drain|abandon" help:"A partition is taken away: wait for the evidence on what was sent and commit it, or give it up at once and let the next owner send it again."`
+	DrainTimeout     time.Duration `env:"KAFKASINK_DRAIN_TIMEOUT" envDefault:"20s" min:"100ms" max:"15m" help:"Longest wait for evidence when a partition is taken away, and at a stop. What has no evidence then is sent again by the next owner."`
+	CommitInterval   time.Duration `env:"KAFKASINK_COMMIT_INTERVAL" envDefault:"1s" min:"10ms" max:"1m" help:"Time between offset commits."`
+	BatchRows        int           `env:"KAFKASINK_BATCH_ROWS" envDefault:"10000" min:"1" max:"1000000" help:"Most rows in one request."`
+	BatchBytes       Size          `env:"KAFKASINK_BATCH_BYTES" envDefault:"4MiB" min:"1KiB" max:"256MiB" help:"Most bytes in one request. Not above KAFKASINK_MEMORY_LIMIT."`
+	BatchAge         time.Duration `env:"KAFKASINK_BATCH_AGE" envDefault:"0s" min:"0s" max:"1m" help:"How long the oldest row waits for more rows to share its request. 0s: a request goes out as soon as the one before it is accepted."`
+	InFlight         int           `env:"KAFKASINK_IN_FLIGHT" envDefault:"8" min:"1" max:"1024" help:"Most batches that Feldera has accepted and not completed."`
+	LaneMemory       Size          `env:"KAFKASINK_LANE_MEMORY" envDefault:"16MiB" min:"64KiB" max:"1TiB" help:"Most bytes of records held for one partition; above it the partition is paused. Not above KAFKASINK_MEMORY_LIMIT."`
+	MemoryLimit      Size          `env:"KAFKASINK_MEMORY_LIMIT" envDefault:"256MiB" min:"1MiB" max:"1TiB" help:"Most bytes of records held for all partitions together."`
+	SessionTimeout   time.Duration `env:"KAFKASINK_SESSION_TIMEOUT" envDefault:"45s" min:"1s" max:"30m" help:"Silence after which the group takes this member for dead. The broker has its own bounds for it."`
+	RebalanceTimeout time.Duration `env:"KAFKASINK_REBALANCE_TIMEOUT" envDefault:"60s" min:"1s" max:"30m" help:"How long the group waits for members in a rebalance. At least twice KAFKASINK_DRAIN_TIMEOUT."`
+	TLS              bool          `env:"KAFKASINK_TLS" envDefault:"false" help:"Speak TLS to the brokers."`
+	CAFile           string        `env:"KAFKASINK_CA_FILE" form:"cafile" example:"/etc/holdfast/kafka-ca.pem" help:"PEM file with the certificates that sign the brokers'. Needs KAFKASINK_TLS. Not set: the system's roots."`
+	SASLMechanism    string        `env:"KAFKASINK_SASL_MECHANISM" oneof:"plain|scram-sha-256|scram-sha-512" help:"How to log in to the brokers. Not set: no login. plain sends the password as it is, so use it with KAFKASINK_TLS."`
+	SASLUser         string        `env:"KAFKASINK_SASL_USER" form:"text" example:"holdfast" help:"User for KAFKASINK_SASL_MECHANISM."`
+	SASLPassword     Secret        `env:"KAFKASINK_SASL_PASSWORD" form:"text" example:"correct horse" help:"Password for KAFKASINK_SASL_USER."`
+	OnRefusal        string        `env:"KAFKASINK_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act for all partitions: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
+	Unrepresentable  string        `env:"KAFKASINK_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold: refuse the record, or send NULL where the column allows it."`
+	DecimalExcess    string        `env:"KAFKASINK_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A decimal with more digits after the point than the Feldera column: refuse the record, or cut the digits off."`
+	ExtraFields      string        `env:"KAFKASINK_EXTRA_FIELDS" envDefault:"ignore" oneof:"stop|ignore" help:"A field that the Feldera table does not have: stop the partition, or leave the field out."`
+	Listen           string        `env:"KAFKASINK_LISTEN" envDefault:"127.0.0.1:8082" form:"address" help:"Address of /healthz, /livez, /readyz and /metrics. It has no authentication."`
+	LogLevel         string        `env:"KAFKASINK_LOG_LEVEL" envDefault:"info" oneof:"debug|info|warn|error" help:"Least severe level that is logged."`
+	LogFormat        string        `env:"KAFKASINK_LOG_FORMAT" envDefault:"text" oneof:"text|json" help:"Form of the log lines on stderr."`
+}
+
+// LoadPGSource reads the settings of pgsource from environ, whose entries are
+// NAME=value as os.Environ gives them. It looks at names that begin with
+// PGSOURCE_ or FELDERA_ and at no other. A variable that is set to nothing
+// counts as not set. The error is a *Faults with everything that is wrong.
+func LoadPGSource(environ []string) (*PGSource, error) {
+	c := new(PGSource)
+	r, err := read(environ, []string{pgsourcePrefix, felderaPrefix}, &c.Feldera, c)
+	if err != nil {
+		return nil, err
+	}
+	c.Feldera.relations(r)
+	r.require(c.BatchBytes <= c.MemoryLimit, "PGSOURCE_BATCH_BYTES", "is above PGSOURCE_MEMORY_LIMIT",
+		"at most PGSOURCE_MEMORY_LIMIT", "PGSOURCE_MEMORY_LIMIT")
+	if c.Effective, err = r.finish(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// LoadKafkaSink reads the settings of kafkasink; see LoadPGSource. It looks at
+// names that begin with KAFKASINK_ or FELDERA_ and at no other.
+func LoadKafkaSink(environ []string) (*KafkaSink, error) {
+	c := new(KafkaSink)
+	r, err := read(environ, []string{kafkasinkPrefix, felderaPrefix}, &c.Feldera, c)
+	if err != nil {
+		return nil, err
+	}
+	c.Feldera.relations(r)
+	r.require(c.BatchBytes <= c.MemoryLimit, "KAFKASINK_BATCH_BYTES", "is above KAFKASINK_MEMORY_LIMIT",
+		"at most KAFKASINK_MEMORY_LIMIT", "KAFKASINK_MEMORY_LIMIT")
+	r.require(c.LaneMemory <= c.MemoryLimit, "KAFKASINK_LANE_MEMORY", "is above KAFKASINK_MEMORY_LIMIT",
+		"at most KAFKASINK_MEMORY_LIMIT", "KAFKASINK_MEMORY_LIMIT")
+	// A member that drains for longer than the group waits is thrown out, and
+	// its commit at the end of the drain is refused: the drain was in vain.
+	r.require(c.RebalanceTimeout >= 2*c.DrainTimeout, "KAFKASINK_REBALANCE_TIMEOUT",
+		"is less than twice KAFKASINK_DRAIN_TIMEOUT, so the group would give up on a member that is still draining",
+		"at least 2 x KAFKASINK_DRAIN_TIMEOUT", "KAFKASINK_DRAIN_TIMEOUT")
+	r.require(c.CAFile == "" || c.TLS, "KAFKASINK_CA_FILE", "is set although KAFKASINK_TLS is false",
+		"only together with KAFKASINK_TLS=true", "KAFKASINK_TLS")
+	login := c.SASLMechanism != ""
+	r.require(!login || c.SASLUser != "", "KAFKASINK_SASL_USER", "is not set although KAFKASINK_SASL_MECHANISM is",
+		"a user name", "KAFKASINK_SASL_MECHANISM")
+	r.require(!login || c.SASLPassword.IsSet(), "KAFKASINK_SASL_PASSWORD", "is not set although KAFKASINK_SASL_MECHANISM is",
+		"a password, here or in the file that KAFKASINK_SASL_PASSWORD_FILE names", "KAFKASINK_SASL_MECHANISM")
+	r.require(login || (c.SASLUser == "" && !c.SASLPassword.IsSet()), "KAFKASINK_SASL_MECHANISM",
+		"is not set although KAFKASINK_SASL_USER or KAFKASINK_SASL_PASSWORD is", "plain, scram-sha-256 or scram-sha-512",
+		"KAFKASINK_SASL_USER", "KAFKASINK_SASL_PASSWORD")
+	if c.Effective, err = r.finish(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// relations checks what two settings of the group say together.
+func (f *Feldera) relations(r *reading) {
+	r.require(f.RequestLifetime >= f.RequestTimeout, "FELDERA_REQUEST_LIFETIME",
+		"is less than FELDERA_REQUEST_TIMEOUT, so rows could be sent again while the first request is still running",
+		"at least FELDERA_REQUEST_TIMEOUT", "FELDERA_REQUEST_TIMEOUT")
+	r.require(f.CAFile == "" || !isPlainHTTP(f.URL), "FELDERA_CA_FILE", "is set although FELDERA_URL is not https",
+		"only together with an https URL", "FELDERA_URL")
+}

@@ -1,0 +1,328 @@
+package decode
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pglogrepl"
+)
+
+// wire builds pgoutput messages field by field.
+type wire []byte
+
+func (w wire) u8(b byte) wire     { return append(w, b) }
+func (w wire) u16(v uint16) wire  { return binary.BigEndian.AppendUint16(w, v) }
+func (w wire) u32(v uint32) wire  { return binary.BigEndian.AppendUint32(w, v) }
+func (w wire) u64(v uint64) wire  { return binary.BigEndian.AppendUint64(w, v) }
+func (w wire) str(s string) wire  { return append(append(w, s...), 0) }
+func (w wire) text(s string) wire { return append(w.u8('t').u32(uint32(len(s))), s...) }
+
+func relationMsg(id uint32, identity byte, cols ...Column) wire {
+	w := wire{'R'}.u32(id).str("public").str("orders").u8(identity).u16(uint16(len(cols)))
+	for _, c := range cols {
+		var flags byte
+		if c.Key {
+			flags = 1
+		}
+		w = w.u8(flags).str(c.Name).u32(c.TypeOID).u32(uint32(c.TypeModifier))
+	}
+	return w
+}
+
+var orderColumns = []Column{
+	{Name: "id", Key: true, TypeOID: oidInt8, TypeModifier: -1},
+	{Name: "note", TypeOID: 25, TypeModifier: -1},
+	{Name: "paid", TypeOID: oidBool, TypeModifier: -1},
+	{Name: "raw", TypeOID: oidBytea, TypeModifier: -1},
+}
+
+func decoderWithOrders(t *testing.T) *PgOutput {
+	t.Helper()
+	d := NewPgOutput()
+	if _, err := d.Decode(relationMsg(7, 'd', orderColumns...)); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestTransactionBoundaries(t *testing.T) {
+	t.Parallel()
+	d := NewPgOutput()
+	m, err := d.Decode(wire{'B'}.u64(0x1_0000_0010).u64(1_000_000).u32(42))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.CommitLSN != 0x1_0000_0010 || m.XID != 42 || !m.CommitTime.Equal(time.Date(2000, 1, 1, 0, 0, 1, 0, time.UTC)) {
+		t.Fatalf("begin: %+v", m)
+	}
+	m, err = d.Decode(wire{'C'}.u8(0).u64(10).u64(20).u64(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.CommitLSN != 10 || m.EndLSN != 20 {
+		t.Fatalf("commit: %+v", m)
+	}
+}
+
+func TestRowsOfEveryKind(t *testing.T) {
+	t.Parallel()
+	null, unchanged := Value{State: Null}, Value{State: Unchanged}
+	set := func(k Kind, s string) Value { return Value{State: Set, Kind: k, Bytes: []byte(s)} }
+	insert := wire{'I'}.u32(7).u8('N').u16(4).text("1").text("a").text("t").text(`\x00ff`)
+	for name, c := range map[string]struct {
+		msg           wire
+		op            Op
+		before, after []Value
+	}{
+		"insert": {insert, Insert, nil, []Value{set(Number, "1"), set(Text, "a"), set(Bool, "true"), set(Hex, "00ff")}},
+		"insert of nulls": {
+			wire{'I'}.u32(7).u8('N').u16(4).text("1").u8('n').u8('n').u8('n'), Insert, nil,
+			[]Value{set(Number, "1"), null, null, null},
+		},
+		"update without old row": {
+			wire{'U'}.u32(7).u8('N').u16(4).text("1").u8('u').text("f").u8('n'), Update, nil,
+			[]Value{set(Number, "1"), unchanged, set(Bool, "false"), null},
+		},
+		"update of the key": {
+			// The NULLs outside the key say nothing about the old row.
+			wire{'U'}.u32(7).u8('K').u16(4).text("1").u8('n').u8('n').u8('n').u8('N').u16(4).text("2").u8('u').u8('n').u8('n'), Update,
+			[]Value{set(Number, "1"), {}, {}, {}},
+			[]Value{set(Number, "2"), unchanged, null, null},
+		},
+		"update with a full old row": {
+			wire{'U'}.u32(7).u8('O').u16(4).text("1").text("x").u8('n').u8('n').u8('N').u16(4).text("1").u8('u').u8('n').u8('n'), Update,
+			[]Value{set(Number, "1"), set(Text, "x"), null, null},
+			[]Value{set(Number, "1"), unchanged, null, null},
+		},
+		"delete by key": {
+			wire{'D'}.u32(7).u8('K').u16(4).text("1").u8('n').u8('n').u8('n'), Delete,
+			[]Value{set(Number, "1"), {}, {}, {}}, nil,
+		},
+		"delete of a full row": {
+			wire{'D'}.u32(7).u8('O').u16(4).text("1").text("").u8('n').u8('n'), Delete,
+			[]Value{set(Number, "1"), set(Text, ""), null, null}, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, err := decoderWithOrders(t).Decode(c.msg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Change.Op != c.op || m.Change.Relation.String() != "public.orders" {
+				t.Fatalf("%v of %v", m.Change.Op, m.Change.Relation)
+			}
+			if diff := cmp.Diff(c.before, m.Change.Before); diff != "" {
+				t.Errorf("before (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.after, m.Change.After); diff != "" {
+				t.Errorf("after (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTruncateOfSeveralRelations(t *testing.T) {
+	t.Parallel()
+	d := decoderWithOrders(t)
+	if _, err := d.Decode(relationMsg(8, 'f')); err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.Decode(wire{'T'}.u32(2).u8(3).u32(7).u32(8))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Truncated) != 2 || m.Truncated[0].ID != 7 || m.Truncated[1].ID != 8 {
+		t.Fatalf("truncated %v", m.Truncated)
+	}
+}
+
+// Each relation message makes a new version: changes decoded under the old
+// one keep it.
+func TestRelationIsVersioned(t *testing.T) {
+	t.Parallel()
+	d := decoderWithOrders(t)
+	m, err := d.Decode(wire{'I'}.u32(7).u8('N').u16(4).text("1").u8('n').u8('n').u8('n'))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := m.Change.Relation
+	if _, err := d.Decode(relationMsg(7, 'd', orderColumns[:1]...)); err != nil {
+		t.Fatal(err)
+	}
+	if m, err = d.Decode(wire{'I'}.u32(7).u8('N').u16(1).text("2")); err != nil {
+		t.Fatal(err)
+	}
+	if m.Change.Relation == old || len(old.Columns) != 4 || len(m.Change.Relation.Columns) != 1 {
+		t.Fatal("the relation's versions are mixed up")
+	}
+}
+
+func TestHostileMessagesAreRefused(t *testing.T) {
+	t.Parallel()
+	huge := uint32(0xFFFF_FFF0)
+	for name, msg := range map[string]wire{
+		"empty":                        {},
+		"unknown kind":                 {'z'},
+		"stream start of version 2":    wire{'S'}.u32(1).u8(1),
+		"begin cut short":              wire{'B'}.u64(1),
+		"left over bytes":              wire{'B'}.u64(1).u64(1).u32(1).u8(0),
+		"unknown relation":             wire{'I'}.u32(99).u8('N').u16(0),
+		"unknown tuple tag":            wire{'I'}.u32(7).u8('X').u16(4),
+		"unknown column tag":           wire{'I'}.u32(7).u8('N').u16(4).u8('z').u8('n').u8('n').u8('n'),
+		"binary column":                wire{'I'}.u32(7).u8('N').u16(4).u8('b').u32(1).u8(1).u8('n').u8('n').u8('n'),
+		"wrong column count":           wire{'I'}.u32(7).u8('N').u16(3).u8('n').u8('n').u8('n'),
+		"column longer than message":   wire{'I'}.u32(7).u8('N').u16(4).u8('t').u32(0x7FFF_FFFF),
+		"negative column length":       wire{'I'}.u32(7).u8('N').u16(4).u8('t').u32(huge),
+		"boolean that is none":         wire{'I'}.u32(7).u8('N').u16(4).text("1").u8('n').text("yes").u8('n'),
+		"bytea in escape form":         wire{'I'}.u32(7).u8('N').u16(4).text("1").u8('n').u8('n').text("abc"),
+		"truncate count too high":      wire{'T'}.u32(huge).u8(0).u32(7),
+		"truncate count too low":       wire{'T'}.u32(0).u8(0).u32(7),
+		"relation with many columns":   wire{'R'}.u32(1).str("s").str("t").u8('d').u16(0xFFFF),
+		"relation with few bytes":      wire{'R'}.u32(1).str("s").str("t").u8('d').u16(3).u8(0),
+		"relation of unknown identity": wire{'R'}.u32(1).str("s").str("t").u8('q').u16(0),
+		"name without end":             append(wire{'R'}.u32(1), strings.Repeat("a", 5000)...),
+		"update without new row":       wire{'U'}.u32(7).u8('K').u16(4).text("1").u8('n').u8('n').u8('n'),
+		"delete of a new row":          wire{'D'}.u32(7).u8('N').u16(4).text("1").u8('n').u8('n').u8('n'),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, err := decoderWithOrders(t).Decode(msg)
+			var refusal *Refusal
+			if !errors.As(err, &refusal) {
+				t.Fatalf("decoded to %+v, error %v", m, err)
+			}
+			if refusal.Why == "" || refusal.Reason == "" {
+				t.Fatalf("the refusal does not say why: %q", refusal.Error())
+			}
+		})
+	}
+}
+
+func TestCopyEnvelope(t *testing.T) {
+	t.Parallel()
+	m, err := ParseCopy(wire{'k'}.u64(77).u64(0).u8(1))
+	if err != nil || m.WALEnd != 77 || !m.ReplyRequested {
+		t.Fatalf("%+v %v", m, err)
+	}
+	m, err = ParseCopy(append(wire{'w'}.u64(1).u64(2).u64(3), "data"...))
+	if err != nil || string(m.Data) != "data" || m.WALEnd != 2 {
+		t.Fatalf("%+v %v", m, err)
+	}
+	for _, bad := range []wire{{}, {'k'}, {'w', 1}, {'x'}, wire{'k'}.u64(77).u64(0).u8(1).u8(0)} {
+		if _, err := ParseCopy(bad); err == nil {
+			t.Errorf("accepted %q", []byte(bad))
+		}
+	}
+}
+
+// The decoder must survive anything, and agree with pglogrepl on whatever
+// both of them accept.
+func FuzzPgOutput(f *testing.F) {
+	f.Add([]byte(relationMsg(7, 'd', orderColumns...)), []byte(wire{'I'}.u32(7).u8('N').u16(4).text("1").text("a").text("t").text(`\x00`)))
+	f.Add([]byte(relationMsg(7, 'f', orderColumns...)), []byte(wire{'U'}.u32(7).u8('O').u16(4).text("1").u8('n').u8('n').u8('n').u8('N').u16(4).text("2").u8('u').u8('n').u8('n')))
+	f.Add([]byte(relationMsg(7, 'd', orderColumns...)), []byte(wire{'D'}.u32(7).u8('K').u16(4).text("1").u8('n').u8('n').u8('n')))
+	f.Add([]byte(relationMsg(7, 'd')), []byte(wire{'T'}.u32(1).u8(0).u32(7)))
+	f.Add([]byte(wire{'Y'}.u32(7).str("a").str("b")), []byte(wire{'M'}.u8(1).u64(3).str("p").u32(2).u8(1).u8(2)))
+	f.Add([]byte(wire{'B'}.u64(1).u64(2).u32(3)), []byte(wire{'C'}.u8(0).u64(1).u64(2).u64(3)))
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		d := NewPgOutput()
+		for _, raw := range [][]byte{first, second} {
+			m, err := d.Decode(raw)
+			if err != nil {
+				var refusal *Refusal
+				if !errors.As(err, &refusal) {
+					t.Fatalf("error of another type: %v", err)
+				}
+				continue
+			}
+			compareWithPglogrepl(t, raw, m)
+		}
+	})
+}
+
+// compareWithPglogrepl holds a message that we accepted against pglogrepl's
+// reading of it. It is only called on accepted messages: on others pglogrepl
+// may panic or allocate what the message claims.
+func compareWithPglogrepl(t *testing.T, raw []byte, m *Message) {
+	t.Helper()
+	theirs, err := pglogrepl.Parse(raw)
+	if err != nil {
+		t.Fatalf("accepted a %c message that pglogrepl refuses: %v", raw[0], err)
+	}
+	tuple := func(got []Value, tuple *pglogrepl.TupleData, keyOnly bool) {
+		t.Helper()
+		if tuple == nil {
+			if got != nil {
+				t.Fatalf("a row that pglogrepl does not see: %v", got)
+			}
+			return
+		}
+		if len(got) != len(tuple.Columns) {
+			t.Fatalf("%d columns, pglogrepl %d", len(got), len(tuple.Columns))
+		}
+		for i, c := range tuple.Columns {
+			v := got[i]
+			if keyOnly && v.State == Absent {
+				continue
+			}
+			want := map[uint8]State{'n': Null, 'u': Unchanged, 't': Set}[c.DataType]
+			if v.State != want {
+				t.Fatalf("column %d: state %v, pglogrepl %q", i, v.State, c.DataType)
+			}
+			text := string(v.Bytes)
+			switch v.Kind {
+			case Hex:
+				text = `\x` + text
+			case Bool:
+				text = text[:1]
+			}
+			if v.State == Set && text != string(c.Data) {
+				t.Fatalf("column %d: %q, pglogrepl %q", i, text, c.Data)
+			}
+		}
+	}
+	switch x := theirs.(type) {
+	case *pglogrepl.BeginMessage:
+		if uint64(x.FinalLSN) != m.CommitLSN || x.Xid != m.XID {
+			t.Fatalf("begin %+v, pglogrepl %+v", m, x)
+		}
+	case *pglogrepl.CommitMessage:
+		if uint64(x.CommitLSN) != m.CommitLSN || uint64(x.TransactionEndLSN) != m.EndLSN {
+			t.Fatalf("commit %+v, pglogrepl %+v", m, x)
+		}
+	case *pglogrepl.RelationMessage:
+		if x.RelationID != m.Relation.ID || x.RelationName != m.Relation.Name || len(x.Columns) != len(m.Relation.Columns) {
+			t.Fatalf("relation %+v, pglogrepl %+v", m.Relation, x)
+		}
+	case *pglogrepl.InsertMessage:
+		tuple(m.Change.After, x.Tuple, false)
+	case *pglogrepl.UpdateMessage:
+		tuple(m.Change.Before, x.OldTuple, x.OldTupleType == 'K')
+		tuple(m.Change.After, x.NewTuple, false)
+	case *pglogrepl.DeleteMessage:
+		tuple(m.Change.Before, x.OldTuple, x.OldTupleType == 'K')
+	case *pglogrepl.TruncateMessage:
+		if len(x.RelationIDs) != len(m.Truncated) {
+			t.Fatalf("truncate of %d, pglogrepl %d", len(m.Truncated), len(x.RelationIDs))
+		}
+	}
+}
+
+func BenchmarkPgOutputInsert(b *testing.B) {
+	d := NewPgOutput()
+	if _, err := d.Decode(relationMsg(7, 'd', orderColumns...)); err != nil {
+		b.Fatal(err)
+	}
+	msg := wire{'I'}.u32(7).u8('N').u16(4).text("123456").text("a note of some length").text("t").text(`\x00ff`)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := d.Decode(msg); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,394 @@
+package feldera
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/decode"
+)
+
+// TransactionState is what the pipeline says about its transaction. While one
+// is open or committing, nothing in the whole pipeline completes.
+type TransactionState struct {
+	// Incarnation is the process that was asked.
+	Incarnation string
+	// Status is the engine's view: NoTransaction, TransactionInProgress or
+	// CommitInProgress. A requested transaction is NoTransaction until data
+	// arrives.
+	Status string
+	// ID is 0 where there is none.
+	ID int64
+	// API is "Started" while a transaction that was asked for over HTTP is
+	// open, "Committed" while it commits, else "".
+	API string
+	// Connectors are the input connectors that take part.
+	Connectors []string
+	// Since is when the engine opened it; zero where it did not say.
+	Since time.Time
+	// Records is how many it holds.
+	Records uint64
+}
+
+const (
+	statusNone   = "NoTransaction"
+	statusCommit = "CommitInProgress"
+	apiStarted   = "Started"
+)
+
+// Open tells whether a transaction is open, requested or committing.
+func (s *TransactionState) Open() bool {
+	return s.API == apiStarted || len(s.Connectors) > 0 || (s.Status != "" && s.Status != statusNone)
+}
+
+// String describes the transaction for a status page: `transaction 12 open
+// since …`.
+func (s *TransactionState) String() string {
+	if !s.Open() {
+		return "no transaction"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "transaction %d ", s.ID)
+	switch {
+	case s.Status == statusCommit:
+		b.WriteString("committing")
+	case s.Status == statusNone:
+		b.WriteString("requested, without data yet")
+	default:
+		b.WriteString("open")
+	}
+	if !s.Since.IsZero() {
+		b.WriteString(" since " + s.Since.UTC().Format(time.RFC3339))
+	}
+	if s.Records > 0 {
+		fmt.Fprintf(&b, " with %d records", s.Records)
+	}
+	if len(s.Connectors) > 0 {
+		b.WriteString(", held by connectors " + strings.Join(s.Connectors[:min(len(s.Connectors), 5)], ", "))
+	}
+	b.WriteString("; nothing completes before it ends")
+	return b.String()
+}
+
+// TransactionState reads the pipeline's transaction: one attempt.
+func (c *Client) TransactionState(ctx context.Context) (TransactionState, error) {
+	s, err := c.Stats(ctx)
+	if err != nil {
+		return TransactionState{}, fmt.Errorf("read the transaction: %w", err)
+	}
+	return s.Transaction, nil
+}
+
+// Intent is the record by which a transaction is known as ours after a crash.
+type Intent struct {
+	Incarnation string
+	// ID is the transaction's; 0 = it was about to be asked for.
+	ID int64
+}
+
+// Transaction is one open transaction of ours. It belongs to one goroutine.
+type Transaction struct {
+	c       *Client
+	intent  Intent
+	resumed bool
+	// tokens are what has to be ingested before the commit: one a table.
+	tokens []Token
+}
+
+// Begin opens a transaction, waiting while somebody else's is open (each wait
+// is reported by OnRetry, with the transaction's description).
+//
+// own is the intent that the caller recorded last, nil for none. An open
+// transaction that matches it is ours from before a crash: Begin gives it with
+// Resumed, and the caller sends the whole unit again into it. A recorded
+// intent with ID 0 matches only a transaction that is still without data. Any
+// other open transaction is foreign.
+//
+// record is called with the intent before the request (ID 0) and with the ID
+// after it, before any data can be in the transaction; it makes the intent
+// durable. Its error ends Begin.
+//
+// Through the manager a request can reach the pipeline twice, and the second
+// one is then told that a transaction is open. Begin looks first that none is;
+// what is open when its own request is answered with 409, or with nothing, it
+// takes for its own. Only a client that starts a transaction in that very
+// moment is mistaken by this.
+//
+// Errors: *decode.Refusal, *[IncarnationChanged], record's, or ctx's cause
+// joined with the last reason.
+func (c *Client) Begin(ctx context.Context, own *Intent, record func(context.Context, Intent) error) (*Transaction, error) {
+	r := c.retrier("begin transaction")
+	for {
+		if ctx.Err() != nil {
+			return nil, r.ended(ctx)
+		}
+		tx, err := c.tryBegin(ctx, own, record)
+		if err == nil {
+			return tx, nil
+		}
+		var failed *recordError
+		if errors.As(err, &failed) {
+			return nil, fmt.Errorf("begin transaction: record the intent: %w", failed.err)
+		}
+		if final := c.transient(err); final != nil {
+			return nil, final
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// recordError marks an error of the caller's own store.
+type recordError struct{ err error }
+
+func (e *recordError) Error() string { return e.err.Error() }
+
+func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.Context, Intent) error) (*Transaction, error) {
+	st, err := c.TransactionState(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.sameIncarnation(st.Incarnation); err != nil {
+		return nil, err
+	}
+	keep := func(id int64, resumed bool) (*Transaction, error) {
+		in := Intent{Incarnation: st.Incarnation, ID: id}
+		if own == nil || *own != in {
+			if err := record(ctx, in); err != nil {
+				return nil, &recordError{err}
+			}
+		}
+		return &Transaction{c: c, intent: in, resumed: resumed}, nil
+	}
+	if st.API == apiStarted {
+		if own.matches(&st) {
+			return keep(st.ID, true)
+		}
+		return nil, fmt.Errorf("somebody else's %s", st.String())
+	}
+	if err := record(ctx, Intent{Incarnation: st.Incarnation}); err != nil {
+		return nil, &recordError{err}
+	}
+	id, err := c.start(ctx)
+	var e *Error
+	switch {
+	case err == nil:
+		return keep(id, false)
+	case !errors.As(err, &e):
+		return nil, err
+	case e.Code == codeTransactionInProgress && !c.viaManager():
+		return nil, fmt.Errorf("somebody else began a transaction first: %w", err)
+	case e.Code != codeTransactionInProgress && Classify(err) != ClassRetryUncertain:
+		return nil, err
+	}
+	if e.Code != codeTransactionInProgress {
+		// No answer: the request, or the manager's repetition of it, may come
+		// late. Were it to come after our commit, it would open a transaction
+		// that nobody ends.
+		if err := c.retrier("begin transaction").pause(ctx, err, c.cfg.RequestLifetime); err != nil {
+			return nil, err
+		}
+	}
+	again, stateErr := c.awaitState(ctx, err)
+	if stateErr != nil {
+		return nil, stateErr
+	}
+	if again.Incarnation != st.Incarnation {
+		return nil, &IncarnationChanged{Was: st.Incarnation, Now: again.Incarnation}
+	}
+	if again.API == apiStarted && again.ID > 0 {
+		return keep(again.ID, false)
+	}
+	return nil, err
+}
+
+// awaitState reads the transaction's state, again and again where it must.
+func (c *Client) awaitState(ctx context.Context, cause error) (TransactionState, error) {
+	r := c.retrier("read the transaction")
+	r.last = cause
+	for {
+		st, err := c.TransactionState(ctx)
+		if err == nil {
+			return st, nil
+		}
+		if ctx.Err() != nil {
+			return st, r.ended(ctx)
+		}
+		if final := c.transient(err); final != nil {
+			return st, final
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return st, err
+		}
+	}
+}
+
+// matches tells whether an open transaction is the one of the intent.
+func (in *Intent) matches(st *TransactionState) bool {
+	if in == nil || in.Incarnation != st.Incarnation {
+		return false
+	}
+	return in.ID == st.ID || (in.ID == 0 && st.Status == statusNone)
+}
+
+func (c *Client) start(ctx context.Context) (int64, error) {
+	cl := call{endpoint: epStart, method: http.MethodPost, path: "/start_transaction", mutates: true, limit: maxSmallBody, timeout: postTimeout}
+	body, err := c.roundTrip(context.WithoutCancel(ctx), cl)
+	if err != nil {
+		return 0, err
+	}
+	var b struct {
+		ID int64 `json:"transaction_id"`
+	}
+	if err := json.Unmarshal(body, &b); err != nil {
+		return 0, badAnswer(cl, body, err)
+	}
+	if b.ID <= 0 {
+		return 0, badAnswer(cl, body, fmt.Errorf("transaction_id is %d", b.ID))
+	}
+	return b.ID, nil
+}
+
+// postTimeout is above the manager's 10 s, twice: it sends such requests again.
+const postTimeout = 22 * time.Second
+
+// Intent is the transaction's record.
+func (tx *Transaction) Intent() Intent { return tx.intent }
+
+// Resumed tells that the transaction was open before, with data of ours in it.
+func (tx *Transaction) Resumed() bool { return tx.resumed }
+
+// Sent notes the token of a request whose rows belong to the transaction.
+// Rows are sent by the tables' writers as always.
+func (tx *Transaction) Sent(tok Token) {
+	for i, had := range tx.tokens {
+		if had.lane == tok.lane && tok.lane != "" {
+			if had.seq < tok.seq {
+				tx.tokens[i] = tok // a table's newest token covers those before
+			}
+			return
+		}
+	}
+	tx.tokens = append(tx.tokens, tok)
+}
+
+// ErrTaken says that the transaction was ended by somebody else before all of
+// its rows were in. The rows are in the pipeline, but not as one: the caller
+// sends the whole unit again in a new transaction.
+var ErrTaken = errors.New("the transaction was committed by somebody else before it was complete")
+
+// Commit waits until all rows are ingested, lets last send the progress row
+// and waits for that too, then commits: what is still queued at a commit falls
+// outside of the transaction. last may be nil; it gives the token of what it
+// sent. The tokens complete after Commit has returned: [Completions] tells.
+//
+// Errors: [ErrTaken], last's, *decode.Refusal, *[IncarnationChanged], or ctx's
+// cause joined with the last reason. After an error the transaction may be
+// open: Begin with its intent finds it.
+func (tx *Transaction) Commit(ctx context.Context, last func(context.Context) (Token, error)) error {
+	c := tx.c
+	if err := c.awaitIngested(ctx, "await the transaction's rows", tx.tokens); err != nil {
+		return err
+	}
+	if last != nil {
+		tok, err := last(ctx)
+		if err != nil {
+			return fmt.Errorf("commit transaction %d: last row: %w", tx.intent.ID, err)
+		}
+		if err := c.awaitIngested(ctx, "await the transaction's last row", []Token{tok}); err != nil {
+			return err
+		}
+	}
+	st, err := c.awaitState(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if st.Incarnation != tx.intent.Incarnation {
+		return &IncarnationChanged{Was: tx.intent.Incarnation, Now: st.Incarnation}
+	}
+	if !tx.open(&st) {
+		return fmt.Errorf("commit transaction %d: %w (now: %s)", tx.intent.ID, ErrTaken, st.String())
+	}
+	return tx.commit(ctx)
+}
+
+// open tells whether the transaction is still open for us.
+func (tx *Transaction) open(st *TransactionState) bool {
+	return st.API == apiStarted && st.ID == tx.intent.ID
+}
+
+// commit asks for the commit until it is known to have happened. All rows are
+// in by now, so that whoever commits, commits the whole.
+func (tx *Transaction) commit(ctx context.Context) error {
+	r := tx.c.retrier(fmt.Sprintf("commit transaction %d", tx.intent.ID))
+	for {
+		if ctx.Err() != nil {
+			return r.ended(ctx)
+		}
+		cl := call{endpoint: epCommit, method: http.MethodPost, path: "/commit_transaction", mutates: true, limit: maxSmallBody, timeout: postTimeout}
+		_, err := tx.c.roundTrip(context.WithoutCancel(ctx), cl)
+		if err == nil {
+			return nil
+		}
+		switch Classify(err) {
+		case ClassRetry:
+			err = r.wait(ctx, err)
+		case ClassRetryUncertain:
+			var done bool
+			if done, err = tx.settle(ctx, r, err); done {
+				return nil
+			}
+		case ClassRefuseRecord, ClassStopOperator, ClassOtherIncarnation:
+			return tx.c.transient(err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// settle finds out by the statistics whether a commit of unknown outcome
+// happened. A lost request may still come late, and the interface has no way
+// to say which transaction it means: it would commit the next one in the
+// middle. So its lifetime is waited out. A 400 is an answer: it came from the
+// second of two requests, or after somebody else's commit.
+func (tx *Transaction) settle(ctx context.Context, r *retrier, cause error) (done bool, err error) {
+	pause := tx.c.cfg.RequestLifetime
+	var e *Error
+	if errors.As(cause, &e) && e.Code == codeNoTransaction {
+		pause = tx.c.cfg.BackoffInitial
+	}
+	if err := r.pause(ctx, cause, pause); err != nil {
+		return false, err
+	}
+	st, err := tx.c.awaitState(ctx, cause)
+	if err != nil {
+		return false, err
+	}
+	if st.Incarnation != tx.intent.Incarnation {
+		return false, &IncarnationChanged{Was: tx.intent.Incarnation, Now: st.Incarnation}
+	}
+	return !tx.open(&st), nil
+}
+
+// CommitOrphan ends a transaction that the caller's intent names and that it
+// has no rows for any more, without waiting for anything.
+func (c *Client) CommitOrphan(ctx context.Context, own Intent) error {
+	st, err := c.awaitState(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if st.API != apiStarted || !own.matches(&st) {
+		return &decode.Refusal{
+			Reason: decode.ReasonSetup, What: "commit", Where: c.where(),
+			Why: fmt.Sprintf("no open transaction is ours: %s", st.String()), Expected: fmt.Sprintf("transaction %d of incarnation %s", own.ID, own.Incarnation),
+		}
+	}
+	return (&Transaction{c: c, intent: Intent{Incarnation: st.Incarnation, ID: st.ID}}).commit(ctx)
+}

@@ -1,0 +1,311 @@
+package feldera
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/decode"
+)
+
+// Writer sends arrays to one table: one address, one request in flight. Two
+// requests at once would be interleaved by the engine, so every writer of a
+// table is the same one. It is safe for concurrent use; callers queue.
+type Writer struct {
+	c     *Client
+	table *Table
+	// turn holds one element while a request may be in flight or of unknown
+	// outcome: nothing else goes to the table before that is settled.
+	turn chan struct{}
+}
+
+// Writer gives the writer of a table. All calls for one table give the same.
+func (c *Client) Writer(t *Table) *Writer {
+	c.writersMu.Lock()
+	defer c.writersMu.Unlock()
+	w, ok := c.writers[t.spelling]
+	if !ok {
+		w = &Writer{c: c, table: t, turn: make(chan struct{}, 1)}
+		c.writers[t.spelling] = w
+	}
+	return w
+}
+
+func (w *Writer) what() string { return "write table " + w.table.spelling }
+
+func (w *Writer) take(ctx context.Context) error {
+	select {
+	case w.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s: wait for the request before: %w", w.what(), context.Cause(ctx))
+	}
+}
+
+func (w *Writer) give() { <-w.turn }
+
+// Send sends the array and blocks until the pipeline has accepted it: a 200
+// with a token of the expected incarnation. Transient errors are tried again
+// for as long as ctx lives. After an uncertain outcome the same bytes go out
+// again only when the incarnation is the same, the pipeline is Running, and a
+// request lifetime has passed; they are applied twice at worst, one after the
+// other, which a table with a primary key does not show.
+//
+// A request that has been started is never cut by ctx: it ends by its own
+// time-out, and ctx counts between attempts. The array belongs to the writer
+// until Send returns.
+//
+// Errors: *decode.Refusal where a person has to act or a row was refused (then
+// nothing of the array was applied), *[IncarnationChanged], or ctx's cause
+// joined with the last reason. In the last case, and in it alone, whether the
+// rows were applied can be open.
+func (w *Writer) Send(ctx context.Context, a *Array) (Token, error) {
+	if err := w.owns(a); err != nil {
+		return Token{}, err
+	}
+	if err := w.take(ctx); err != nil {
+		return Token{}, err
+	}
+	defer w.give()
+	return w.deliver(ctx, a.Body())
+}
+
+// RejectedRow is one change that the pipeline refused.
+type RejectedRow struct {
+	// Index is the change's place in the array, from 0.
+	Index int
+	// Refusal says why, in the pipeline's words.
+	Refusal *decode.Refusal
+}
+
+// SendSplit is Send for policies that set refused rows aside: an array that is
+// refused is halved until the bad changes stand alone. The good ones are
+// applied in order, in as many requests as it takes, one engine step each: the
+// array is then no longer atomic.
+//
+// On an error toks and rejected tell what was done up to there. To send the
+// whole array again is right for a table with a primary key, and may repeat
+// rows in one without.
+func (w *Writer) SendSplit(ctx context.Context, a *Array) (toks []Token, rejected []RejectedRow, err error) {
+	if err := w.owns(a); err != nil {
+		return nil, nil, err
+	}
+	if err := w.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer w.give()
+	if a.Rows() == 0 {
+		tok, err := w.deliver(ctx, a.Body())
+		if err != nil {
+			return nil, nil, err
+		}
+		return []Token{tok}, nil, nil
+	}
+	err = w.split(ctx, a, 0, a.Rows(), &toks, &rejected)
+	return toks, rejected, err
+}
+
+// split is bounded in depth by the logarithm of the array's length.
+func (w *Writer) split(ctx context.Context, a *Array, lo, hi int, toks *[]Token, rejected *[]RejectedRow) error {
+	tok, err := w.deliver(ctx, a.slice(lo, hi))
+	if err == nil {
+		*toks = append(*toks, tok)
+		return nil
+	}
+	var refused *decode.Refusal
+	if !errors.As(err, &refused) || refused.Reason != decode.ReasonRejected {
+		return err
+	}
+	if hi-lo == 1 {
+		*rejected = append(*rejected, RejectedRow{Index: lo, Refusal: refused})
+		return nil
+	}
+	middle := lo + (hi-lo)/2
+	if err := w.split(ctx, a, lo, middle, toks, rejected); err != nil {
+		return err
+	}
+	return w.split(ctx, a, middle, hi, toks, rejected)
+}
+
+func (w *Writer) owns(a *Array) error {
+	if a.table != nil && a.table.spelling != w.table.spelling {
+		return fmt.Errorf("%s: the array holds rows of table %s", w.what(), a.table.spelling)
+	}
+	return nil
+}
+
+// deliver sends body until its outcome is known. The caller has the turn.
+func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
+	r := w.c.retrier(w.what())
+	if err := w.knowIncarnation(ctx, r); err != nil {
+		return Token{}, err
+	}
+	for {
+		if ctx.Err() != nil {
+			return Token{}, r.ended(ctx)
+		}
+		tok, err := w.post(ctx, body)
+		if err == nil {
+			return tok, nil
+		}
+		switch Classify(err) {
+		case ClassRetry:
+			err = r.wait(ctx, err)
+		case ClassRetryUncertain:
+			err = w.settle(ctx, r, err)
+		case ClassRefuseRecord, ClassStopOperator, ClassOtherIncarnation:
+			return Token{}, w.final(err)
+		default:
+			return Token{}, err
+		}
+		if err != nil {
+			return Token{}, err
+		}
+	}
+}
+
+// knowIncarnation sees to it that there is an expected incarnation before the
+// first byte goes out: after an uncertain outcome it would be too late to ask
+// which one the rows had gone to.
+func (w *Writer) knowIncarnation(ctx context.Context, r *retrier) error {
+	for w.c.Expected() == "" {
+		_, err := w.c.Incarnation(ctx)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return r.ended(ctx)
+		case Classify(err) != ClassRetry:
+			return w.final(err)
+		default:
+			if err := r.wait(ctx, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// post makes one attempt. Its context is the caller's without the end: to cut
+// a body in the middle would leave the outcome open for nothing.
+func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
+	cl := call{
+		endpoint: epIngress, method: http.MethodPost, path: w.table.ingressPath(),
+		body: body, mutates: true, limit: maxLargeBody,
+	}
+	answer, err := w.c.roundTrip(context.WithoutCancel(ctx), cl)
+	if err != nil {
+		return Token{}, err
+	}
+	var t struct {
+		Token string `json:"token"`
+	}
+	if err := json.Unmarshal(answer, &t); err != nil {
+		return Token{}, badAnswer(cl, answer, err)
+	}
+	tok, err := parseToken(t.Token)
+	if err != nil {
+		return Token{}, badAnswer(cl, answer, err)
+	}
+	if err := w.c.sameIncarnation(tok.Incarnation); err != nil {
+		return Token{}, err
+	}
+	tok.lane, tok.seq = w.table.spelling, w.c.seq.Add(1)
+	return tok, nil
+}
+
+// settle waits until a request of unknown outcome can no longer be applied by
+// surprise. The order matters. A paused pipeline can hold what it has read of
+// the body and apply it on resuming, however late: so the lifetime runs while
+// the pipeline is seen to be Running, at its beginning and at its end.
+func (w *Writer) settle(ctx context.Context, r *retrier, cause error) error {
+	if err := r.wait(ctx, cause); err != nil {
+		return err
+	}
+	for {
+		if err := w.running(ctx, r); err != nil {
+			return err
+		}
+		open := fmt.Errorf("outcome unknown, wait until the request can no longer be applied: %w", cause)
+		if err := r.pause(ctx, open, w.c.cfg.RequestLifetime); err != nil {
+			return err
+		}
+		state, err := w.state(ctx)
+		switch {
+		case err == nil && state == stateRunning:
+			return nil
+		case err == nil:
+			err = fmt.Errorf("the pipeline is %s: %w", state, cause)
+		case Classify(err) == ClassOtherIncarnation || Classify(err) == ClassStopOperator:
+			return w.final(err)
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// running waits until the pipeline is seen Running in the expected incarnation.
+func (w *Writer) running(ctx context.Context, r *retrier) error {
+	for {
+		state, err := w.state(ctx)
+		switch {
+		case err == nil && state == stateRunning:
+			return nil
+		case err == nil:
+			err = fmt.Errorf("a request's outcome is unknown and the pipeline is %s", state)
+		case Classify(err) == ClassOtherIncarnation || Classify(err) == ClassStopOperator:
+			return w.final(err)
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// state reads the pipeline's state; another incarnation is an error.
+func (w *Writer) state(ctx context.Context) (string, error) {
+	s, err := w.c.Stats(ctx)
+	if err != nil {
+		return "", err
+	}
+	return s.State, w.c.sameIncarnation(s.Incarnation)
+}
+
+// final makes the error that a caller gets out of one that ends the attempts.
+func (w *Writer) final(err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch Classify(err) {
+	case ClassOtherIncarnation:
+		return &IncarnationChanged{Was: w.c.Expected()}
+	case ClassRefuseRecord:
+		return w.rejected(e)
+	}
+	return e.refusal(w.c)
+}
+
+// rejected words a ParseErrors answer.
+func (w *Writer) rejected(e *Error) *decode.Refusal {
+	r := &decode.Refusal{
+		Reason: decode.ReasonRejected, What: "rows", Where: "table " + w.table.spelling,
+		Why: e.Message, Expected: "rows that the pipeline's parser takes",
+		Do: "compare the table's columns with the source's; nothing of the request was applied", Err: e.Err,
+	}
+	if len(e.rows) == 0 {
+		return r
+	}
+	first := e.rows[0]
+	r.Why = "the pipeline says: " + w.c.redact(first.Description)
+	if first.Field != nil {
+		r.Where += fmt.Sprintf(", column %q", *first.Field)
+	}
+	if first.InvalidText != nil {
+		r.Where += ", row " + *first.InvalidText
+	}
+	return r
+}

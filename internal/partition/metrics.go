@@ -1,0 +1,165 @@
+package partition
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"holdfast/internal/partition/lane"
+)
+
+// Metrics are the consumer's metrics. Counters live as long as the Metrics;
+// what describes the present is read from the consumer when it is scraped, so
+// a partition that is not assigned, or whose lag is unknown, is absent.
+//
+// Labels: topics and tables come from the configuration, partitions are the
+// assigned ones, and the rest are closed sets.
+type Metrics struct {
+	records     *prometheus.CounterVec // topic
+	sent        *prometheus.CounterVec // table
+	skipped     *prometheus.CounterVec // topic, reason
+	dropped     *prometheus.CounterVec // cause
+	late        *prometheus.CounterVec // rung
+	commits     *prometheus.CounterVec // outcome
+	gaps        *prometheus.CounterVec // reason
+	drains      *prometheus.CounterVec // outcome
+	rebalances  prometheus.Counter
+	fetchErrors prometheus.Counter
+
+	consumer atomic.Pointer[Consumer]
+
+	mu     sync.Mutex
+	paused map[cause]time.Duration // pauses that have ended
+
+	lag, committedAt, position, inflightRecords, inflightBytes, assigned, lanes, pausedSeconds, rejoins *prometheus.Desc
+}
+
+const namespace = "kafkasink"
+
+func newMetrics() *Metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(namespace+"_"+name, help, labels, nil)
+	}
+	return &Metrics{
+		records: counter("records_total", "Records received and admitted.", "topic"),
+		sent:    counter("sent_rows_total", "Changes in arrays that Feldera accepted.", "table"),
+		skipped: counter("skipped_records_total", "Records passed over by the poison policy skip.", "topic", "reason"),
+		dropped: counter("dropped_records_total", "Records not admitted: fetched twice, for a partition that stopped, or for one that is not assigned. None of them is lost; they are read again if they were not delivered.", "cause"),
+		late:    counter("late_evidence_records_total", "Records whose evidence arrived after their partition was given up, by the rung they reached. It moved no position.", "rung"),
+		commits: counter("commits_total", "Partition offsets committed, by outcome: ok, unanswered, or Kafka's error name.", "outcome"),
+		gaps:    counter("gaps_total", "Times that a log no longer had what came next, or was another log.", "reason"),
+		drains:  counter("drains_total", "Times that partitions were given up, by how the wait for evidence ended.", "outcome"),
+		rebalances: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "rebalances_total", Help: "Assignments received from the consumer group.",
+		}),
+		fetchErrors: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "fetch_errors_total", Help: "Errors that came from polling.",
+		}),
+		paused:          make(map[cause]time.Duration),
+		lag:             desc("partition_lag_records", "Log end less committed offset. Absent while unknown.", "topic", "partition"),
+		committedAt:     desc("partition_last_committed_timestamp_seconds", "Timestamp of the last record below the committed offset.", "topic", "partition"),
+		position:        desc("partition_position_offset", "Next offset at each rung of evidence.", "topic", "partition", "rung"),
+		inflightRecords: desc("inflight_records", "Records received and not completed."),
+		inflightBytes:   desc("inflight_bytes", "Bytes of records received and not completed."),
+		assigned:        desc("assigned_partitions", "Partitions assigned to this member."),
+		lanes:           desc("partitions", "Assigned partitions by state.", "state"),
+		pausedSeconds:   desc("paused_seconds_total", "Time that partitions were not fetched, summed over partitions.", "cause"),
+		rejoins:         desc("expulsions_total", "Times that the group expelled this member and it joined anew."),
+	}
+}
+
+// NewMetrics makes the metrics and registers them. They can be used by several
+// Consumers one after the other.
+func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
+	m := newMetrics()
+	if err := reg.Register(m); err != nil {
+		return nil, fmt.Errorf("register consumer metrics: %w", err)
+	}
+	return m, nil
+}
+
+func (m *Metrics) addPaused(why cause, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused[why] += d
+}
+
+func (m *Metrics) counters() []prometheus.Collector {
+	return []prometheus.Collector{m.records, m.sent, m.skipped, m.dropped, m.late, m.commits, m.gaps, m.drains, m.rebalances, m.fetchErrors}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range m.counters() {
+		c.Describe(ch)
+	}
+	for _, d := range []*prometheus.Desc{m.lag, m.committedAt, m.position, m.inflightRecords, m.inflightBytes, m.assigned, m.lanes, m.pausedSeconds, m.rejoins} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.counters() {
+		c.Collect(ch)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	paused := make(map[cause]time.Duration, len(causes))
+	var st Status
+	if c := m.consumer.Load(); c != nil {
+		st = c.Snapshot()
+		if s := c.current.Load(); s != nil {
+			paused = s.pausedSeconds(time.Now())
+		}
+		ch <- prometheus.MustNewConstMetric(m.rejoins, prometheus.CounterValue, float64(c.restarts.Load()))
+	}
+	m.mu.Lock()
+	for why, d := range m.paused {
+		paused[why] += d
+	}
+	m.mu.Unlock()
+	for _, why := range causes {
+		ch <- prometheus.MustNewConstMetric(m.pausedSeconds, prometheus.CounterValue, paused[why].Seconds(), string(why))
+	}
+
+	var records int
+	var bytes int64
+	states := map[string]int{lane.Live.String(): 0, lane.Blocked.String(): 0, lane.Draining.String(): 0}
+	for i := range st.Partitions {
+		p := &st.Partitions[i]
+		records += p.QueuedRecords + p.InFlightRecords
+		bytes += p.QueuedBytes + p.InFlightBytes
+		states[p.State.String()]++
+		if p.NotTaken {
+			continue
+		}
+		number := strconv.Itoa(int(p.Partition))
+		if p.LagKnown {
+			gauge(m.lag, float64(p.Lag), p.Topic, number)
+		}
+		if !p.CommittedTime.IsZero() {
+			gauge(m.committedAt, float64(p.CommittedTime.UnixMilli())/1000, p.Topic, number)
+		}
+		for rung, at := range map[string]int64{"received": p.Received, "accepted": p.Accepted, "ingested": p.Ingested, "completed": p.Completed} {
+			gauge(m.position, float64(at), p.Topic, number, rung)
+		}
+		if p.Committed != lane.NoCommit {
+			gauge(m.position, float64(p.Committed), p.Topic, number, "acknowledged")
+		}
+	}
+	gauge(m.inflightRecords, float64(records))
+	gauge(m.inflightBytes, float64(bytes))
+	gauge(m.assigned, float64(st.Assigned))
+	for state, n := range states {
+		gauge(m.lanes, float64(n), state)
+	}
+}

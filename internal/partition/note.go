@@ -1,0 +1,102 @@
+package partition
+
+import (
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/go-json-experiment/json"
+)
+
+// maxNote bounds the metadata that is committed with an offset, in bytes. The
+// brokers' own default limit is 4096.
+const maxNote = 512
+
+// noteVersion is the version of the note's layout.
+const noteVersion = 1
+
+// note is what is committed beside an offset: what the next owner of the
+// partition needs to know and the offset alone cannot tell.
+type note struct {
+	V int `json:"v"`
+	// Offset repeats the offset it was committed with. A note whose offset is
+	// another one belongs to a commit that was since replaced, by a tool that
+	// kept the metadata, and says nothing.
+	Offset int64 `json:"offset"`
+	// TopicID in hexadecimal: the same name may be another topic by now.
+	TopicID string `json:"topic_id,omitempty"`
+	// Incarnation of the pipeline that completed the rows below Offset.
+	Incarnation string `json:"incarnation,omitempty"`
+	// Epoch is raised by one by each owner.
+	Epoch int64 `json:"epoch"`
+	// Owner is the session that wrote the note. Every owner writes one before
+	// it sends anything, so the session that finds its own knows that nobody
+	// else has sent since.
+	Owner string `json:"owner,omitempty"`
+	// Clean: nothing that was sent was without an outcome.
+	Clean bool `json:"clean"`
+	// Time is the timestamp of the last record below Offset, in milliseconds;
+	// 0 if unknown.
+	Time int64 `json:"time,omitempty"`
+}
+
+// noTopicID is the id of topics on brokers that have none.
+var noTopicID [16]byte
+
+func topicIDText(id [16]byte) string {
+	if id == noTopicID {
+		return ""
+	}
+	return hex.EncodeToString(id[:])
+}
+
+// encode gives the metadata. An incarnation too long for the limit is left
+// out rather than cut: half of one would compare unequal to the whole.
+func (n note) encode() string {
+	n.V = noteVersion
+	b, err := json.Marshal(n)
+	if err == nil && len(b) > maxNote {
+		n.Incarnation = ""
+		b, err = json.Marshal(n)
+	}
+	if err != nil || len(b) > maxNote {
+		return ""
+	}
+	return string(b)
+}
+
+func (n note) time() time.Time {
+	if n.Time <= 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(n.Time)
+}
+
+// parseNote reads metadata that was committed with offset. Metadata of other
+// programs is normal, so an error is only a reason to do without.
+func parseNote(metadata string, offset int64) (note, error) {
+	if metadata == "" {
+		return note{}, fmt.Errorf("no note was committed with offset %d", offset)
+	}
+	if len(metadata) > maxNote {
+		return note{}, fmt.Errorf("the metadata committed with offset %d has %d bytes, more than a note's %d", offset, len(metadata), maxNote)
+	}
+	var n note
+	if err := json.Unmarshal([]byte(metadata), &n); err != nil {
+		return note{}, fmt.Errorf("the metadata committed with offset %d is not a note of this program", offset)
+	}
+	switch {
+	case n.V != noteVersion:
+		return note{}, fmt.Errorf("the note committed with offset %d has version %d, expected %d", offset, n.V, noteVersion)
+	case n.Offset != offset:
+		return note{}, fmt.Errorf("the note committed with offset %d speaks of offset %d: the offset was changed since", offset, n.Offset)
+	case n.Epoch < 0:
+		return note{}, fmt.Errorf("the note committed with offset %d has the negative epoch %d", offset, n.Epoch)
+	}
+	if n.TopicID != "" {
+		if id, err := hex.DecodeString(n.TopicID); err != nil || len(id) != 16 {
+			return note{}, fmt.Errorf("the note committed with offset %d has no valid topic id", offset)
+		}
+	}
+	return n, nil
+}

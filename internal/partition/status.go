@@ -1,0 +1,138 @@
+package partition
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"holdfast/internal/partition/lane"
+)
+
+// Status is the consumer's state at one instant, for health and the status
+// page.
+type Status struct {
+	Group string
+	// Assigned counts the partitions assigned, taken or not.
+	Assigned int
+	// Joined: the group has given this process a member id.
+	Joined bool
+	// Contact is when the group's coordinator was last known to count this
+	// process as a member; zero if never. Current is false when that is too
+	// long ago to start a request.
+	Contact time.Time
+	Current bool
+	// GroupErr, CommitErr and TopicErrs are what last went wrong and has not
+	// gone right since.
+	GroupErr   error
+	CommitErr  error
+	TopicErrs  map[string]error
+	LastCommit time.Time
+	// Expulsions counts the times that the group expelled this member.
+	Expulsions int64
+	Partitions []PartitionStatus
+	Tables     []TableStatus
+}
+
+// PartitionStatus is one assigned partition.
+type PartitionStatus struct {
+	lane.Snapshot
+	Table string
+	// NotTaken: the partition is assigned, and was refused for the reason in
+	// Block; nothing of it is read.
+	NotTaken bool
+	// Paused is why the partition is not fetched: lane, memory, blocked,
+	// fetch, or "".
+	Paused string
+	// FetchErr is why fetching failed; it is being tried again.
+	FetchErr error
+	// Waits is why nothing is sent before NotBefore.
+	Waits string
+	// Lag is the log's end less the committed offset, in offsets; meaningless
+	// unless LagKnown. LogStart and LogEnd are as known as it is.
+	Lag, LogStart, LogEnd int64
+	LagKnown              bool
+}
+
+// TableStatus is one destination.
+type TableStatus struct {
+	Table string
+	// InFlight arrays are accepted and not completed.
+	InFlight int
+	// Sending: a request is under way.
+	Sending bool
+	// Blocked is why the table stopped, or nil.
+	Blocked error
+}
+
+// Blocked gives what needs a person: partitions and tables that stopped.
+func (s *Status) Blocked() []error {
+	var out []error
+	seen := map[error]bool{}
+	for i := range s.Tables {
+		if err := s.Tables[i].Blocked; err != nil {
+			seen[err] = true
+			out = append(out, err)
+		}
+	}
+	for i := range s.Partitions {
+		if b := s.Partitions[i].Block; b != nil && !seen[b.Err] {
+			out = append(out, b.Err)
+		}
+	}
+	return out
+}
+
+// Snapshot gives the state now. It is safe for concurrent use.
+func (c *Consumer) Snapshot() Status {
+	st := Status{Group: c.cfg.Group, Expulsions: c.restarts.Load()}
+	s := c.current.Load()
+	if s == nil {
+		return st
+	}
+	now := time.Now()
+	st.Contact, st.Current = s.member.contact(), s.member.remaining(now) > 0
+
+	s.mu.Lock()
+	st.Assigned = len(s.assigned)
+	st.Joined = s.memberID != ""
+	st.GroupErr, st.CommitErr, st.LastCommit = s.groupErr, s.commitErr, s.lastCommit
+	st.TopicErrs = make(map[string]error, len(s.topicErrs))
+	for t, err := range s.topicErrs {
+		st.TopicErrs[t] = err
+	}
+	for p, h := range s.lanes {
+		ps := PartitionStatus{Snapshot: h.lane.Snapshot(), Table: h.route.Table}
+		if h.trouble != nil {
+			ps.FetchErr = h.trouble.err
+		}
+		if now.Before(h.lane.NotBefore()) {
+			ps.Waits = h.waits
+		}
+		if b, ok := s.ends[p]; ok && ps.Committed != lane.NoCommit {
+			ps.LogStart, ps.LogEnd, ps.LagKnown = b.start, b.end, true
+			// A commit below the log's start has nothing to read there.
+			ps.Lag = max(b.end-max(ps.Committed, b.start), 0)
+		}
+		st.Partitions = append(st.Partitions, ps)
+	}
+	for p, why := range s.refused {
+		st.Partitions = append(st.Partitions, PartitionStatus{
+			Snapshot: lane.Snapshot{Topic: p.topic, Partition: p.partition, State: lane.Blocked, Committed: lane.NoCommit, Block: &lane.Block{Err: why}},
+			Table:    s.routes[p.topic].Table, NotTaken: true,
+		})
+	}
+	s.mu.Unlock()
+
+	for i := range st.Partitions {
+		st.Partitions[i].Paused = string(s.pausedFor(place{st.Partitions[i].Topic, st.Partitions[i].Partition}))
+	}
+	slices.SortFunc(st.Partitions, func(a, b PartitionStatus) int {
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+	})
+	for _, t := range s.order {
+		t.mu.Lock()
+		st.Tables = append(st.Tables, TableStatus{Table: t.name, InFlight: t.inflight, Sending: t.current != nil, Blocked: t.blocked})
+		t.mu.Unlock()
+	}
+	return st
+}

@@ -1,0 +1,431 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"holdfast/internal/ack"
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// attempt is one life of the whole path under one incarnation of the
+// pipeline: it starts at what the source was told, and ends at a stop, a
+// refusal or a change of incarnation. Connections to Postgres come and go
+// inside it: the ledger and the queue outlive them, so nothing that is in
+// flight is read twice.
+type attempt struct {
+	s     *Source
+	ready *ready
+	queue *queue
+	// start is what was acknowledged when the attempt began.
+	start uint64
+
+	mu sync.Mutex
+	// ledger is guarded by mu, since reader, deliverer, poller and status
+	// goroutines all touch it.
+	ledger *ack.Ledger[uint64]
+	// walEnd is the server's position as last heard.
+	walEnd uint64
+
+	progress signal // the ledger may have something to acknowledge
+	// drained is closed when the deliverer has ended: nothing more can become
+	// completed.
+	drained *once
+
+	failOnce sync.Once
+	failure  error
+	stop     context.CancelCauseFunc // ends reading and delivering
+	halt     context.CancelCauseFunc // ends everything, at once
+}
+
+// attempt runs the path. acknowledged tells whether anything was acknowledged
+// in it: that is progress, which a mere connection is not.
+func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err error) {
+	a := &attempt{
+		s: s, ready: r, queue: newQueue(), start: r.confirmed,
+		ledger: ack.New(r.confirmed), progress: newSignal(), drained: newOnce(),
+	}
+	// Two contexts: work ends at a stop, hard ends when nothing is left to
+	// wait for. What must still run after a stop (waiting for evidence,
+	// telling the server) hangs on hard.
+	hard, halt := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer halt(nil)
+	work, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	a.stop, a.halt = stop, halt
+
+	completions := s.cfg.Pipeline.NewCompletions(feldera.CompletionsOptions{})
+	d := newDeliverer(a, completions)
+	var deliverer, others sync.WaitGroup
+	others.Go(func() {
+		if err := completions.Run(hard); err != nil && hard.Err() == nil {
+			a.fail(err)
+		}
+	})
+	others.Go(func() { a.watchSlot(work) })
+	if s.cfg.StopNow != nil {
+		others.Go(func() {
+			select {
+			case <-s.cfg.StopNow:
+				a.halt(errors.New("stopped at once, without waiting for evidence"))
+				a.stop(nil)
+			case <-hard.Done():
+			}
+		})
+	}
+	deliverer.Go(func() {
+		defer a.drained.close()
+		if err := d.run(work, hard); err != nil {
+			a.fail(err)
+		}
+	})
+	a.connections(work, hard)
+	deliverer.Wait()
+	halt(nil)
+	others.Wait()
+
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ledger.Acknowledged() > a.start, a.failure
+}
+
+// fail records the first failure and stops the work. A change of incarnation
+// leaves nothing to wait for; after a refusal, what was accepted before may
+// still be completed and acknowledged.
+func (a *attempt) fail(err error) {
+	a.failOnce.Do(func() {
+		a.mu.Lock()
+		a.failure = err
+		a.mu.Unlock()
+		var changed *feldera.IncarnationChanged
+		if errors.As(err, &changed) {
+			a.halt(err)
+		}
+		a.stop(err)
+	})
+}
+
+// connections keeps one replication connection after the other until work
+// ends; it returns when the last one has told the server what completed.
+func (a *attempt) connections(work, hard context.Context) {
+	retry := newBackOff()
+	seen := a.start
+	for attempt := 1; ; attempt++ {
+		err := a.connection(work, hard)
+		if work.Err() != nil {
+			return
+		}
+		var refused *decode.Refusal
+		switch {
+		case errors.As(err, &refused):
+			a.s.reportFailure(CheckSource, err)
+			a.fail(err)
+			return
+		case errors.Is(err, errMemory):
+			a.s.cfg.Metrics.backpressure.Inc()
+			a.s.log.Warn("stream closed on purpose until the destination has caught up: the slot keeps its position", "err", err, "buffered_bytes", a.queue.held())
+			a.s.cfg.Report(Status{
+				Check: CheckSource, Message: "disconnected on purpose: the destination is slower than the source and PGSOURCE_MEMORY_LIMIT is reached",
+				Hint: "look at the check \"destination\"; the slot retains WAL meanwhile",
+			})
+			for a.queue.held() > 0 {
+				select {
+				case <-a.queue.emptied:
+				case <-work.Done():
+					return
+				}
+			}
+			continue
+		}
+		// Progress is what counts as success, not a connection.
+		a.mu.Lock()
+		acknowledged := a.ledger.Acknowledged()
+		a.mu.Unlock()
+		if acknowledged > seen {
+			seen, attempt = acknowledged, 1
+			retry.Reset()
+		}
+		wait := retry.NextBackOff()
+		a.s.cfg.Metrics.retries.WithLabelValues("stream").Inc()
+		a.s.cfg.Phase(PhaseConnecting)
+		a.s.reportFailure(CheckSource, err)
+		a.s.log.Warn("replication connection ended, connecting again", "err", err, "attempt", attempt, "wait", wait)
+		if sleep(work, wait) != nil {
+			return
+		}
+	}
+}
+
+// connection runs one replication connection. At a stop it keeps telling the
+// server what completes until the deliverer has ended, then closes in good
+// order.
+func (a *attempt) connection(work, hard context.Context) error {
+	a.mu.Lock()
+	from := a.ledger.Last()
+	a.mu.Unlock()
+	dsn, err := a.s.cfg.DSN()
+	if err != nil {
+		return fmt.Errorf("read PGSOURCE_DSN: %w", err)
+	}
+	st, err := startStream(work, dsn, a.s.cfg.Slot, a.s.cfg.Publication, from)
+	if err != nil {
+		return err
+	}
+	a.s.log.Info("streaming", "slot", a.s.cfg.Slot, "lsn", decode.FormatLSN(from))
+	a.s.cfg.Phase(PhaseStreaming)
+	a.s.cfg.Report(Status{Check: CheckSource, OK: true, Message: "streaming from slot " + a.s.cfg.Slot})
+
+	// The reader is interrupted at a stop; the socket closes at a halt.
+	defer context.AfterFunc(work, st.interrupt)()
+	defer context.AfterFunc(hard, func() { _ = st.conn.Close() })()
+	defer func() { _ = st.conn.Close() }()
+
+	gone := newOnce() // the connection is of no use any more
+	asked := newSignal()
+	var status sync.WaitGroup
+	var statusErr error
+	status.Go(func() {
+		if statusErr = a.status(hard, st, asked, gone.ch); statusErr != nil {
+			st.interrupt() // a connection that cannot be written to is over
+		}
+	})
+	err = a.read(work, st, asked)
+	if err != nil {
+		_ = st.conn.Close() // a last status update would wait for a dead peer
+	}
+	if err == nil {
+		a.s.cfg.Phase(PhaseStopping)
+		select {
+		case <-a.drained.ch:
+		case <-hard.Done():
+		}
+	}
+	gone.close()
+	status.Wait()
+	if err == nil {
+		err = statusErr
+	}
+	if work.Err() != nil && statusErr == nil && hard.Err() == nil {
+		_ = st.sendDone(time.Now()) // a courtesy; the connection closes anyway
+	}
+	return err
+}
+
+// read is the reader: it takes what the server sends and never waits for the
+// destination. A client that stops reading can freeze the primary: the
+// checkpointer waits for a walsender that cannot write to our socket. So when
+// memory is used up, it leaves instead.
+//
+// It returns nil only when work has ended.
+func (a *attempt) read(work context.Context, st *stream, asked signal) error {
+	asm := newAssembler(a.s.cfg.MemoryLimit)
+	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
+	for {
+		msg, err := st.read(a.s.cfg.StallTimeout)
+		if work.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			var netErr net.Error
+			if errors.As(err, &netErr) && netErr.Timeout() {
+				return fmt.Errorf("nothing was heard from the server for %v: the connection counts as dead", a.s.cfg.StallTimeout)
+			}
+			var refused *decode.Refusal
+			if errors.As(err, &refused) || errors.Is(err, errServerDone) {
+				return err
+			}
+			return fmt.Errorf("read the replication stream: %w", err)
+		}
+		switch msg.Kind {
+		case decode.CopyKeepalive:
+			a.keepalive(msg, asm.inTransaction())
+			if msg.ReplyRequested {
+				asked.set()
+			}
+		case decode.CopyXLogData:
+			tx, err := asm.add(msg.Data, time.Now())
+			if err != nil {
+				return err
+			}
+			if tx != nil {
+				if err := a.admit(tx, msg.WALEnd); err != nil {
+					return err
+				}
+			}
+			if held := a.queue.held() + asm.held(); held > a.s.cfg.MemoryLimit {
+				return fmt.Errorf("%w: %d bytes are buffered", errMemory, held)
+			}
+		}
+	}
+}
+
+// keepalive enters a keepalive's position into the ledger, in the order in
+// which it was received and only between transactions. It is acknowledged
+// when everything received before it is, so an idle publication does not hold
+// WAL back; it overtakes nothing.
+func (a *attempt) keepalive(msg decode.CopyMessage, inTransaction bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.walEnd = max(a.walEnd, msg.WALEnd)
+	if !inTransaction {
+		a.ledger.AdmitIdle(msg.WALEnd)
+		a.progress.set()
+	}
+	a.setPositions()
+}
+
+// admit enters a whole transaction into the ledger and the queue, under one
+// lock, so that the two have the same order.
+func (a *attempt) admit(tx *transaction, walEnd uint64) error {
+	a.s.cfg.Metrics.transactions.Inc()
+	a.s.cfg.Metrics.lastCommit.Set(float64(tx.commitTime.UnixMicro()) / 1e6)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.walEnd = max(a.walEnd, walEnd, tx.end)
+	if len(tx.frames) == 0 {
+		a.ledger.AdmitIdle(tx.end)
+		a.progress.set()
+		a.setPositions()
+		return nil
+	}
+	ticket, err := a.ledger.Admit(tx.end)
+	if err != nil {
+		return &decode.Refusal{
+			Reason: decode.ReasonMalformed, What: "transaction", Where: "LSN " + decode.FormatLSN(tx.end), Why: err.Error(),
+			Expected: "commits in ascending order of their end",
+		}
+	}
+	tx.ticket = ticket
+	a.queue.push(tx)
+	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
+	a.setPositions()
+	return nil
+}
+
+// evidence enters what the destination has proven about a range of
+// transactions.
+func (a *attempt) evidence(first, last ack.Ticket, r ack.Rung) {
+	a.mu.Lock()
+	err := a.ledger.Mark(first, last, r)
+	a.setPositions()
+	a.mu.Unlock()
+	if err != nil {
+		a.fail(fmt.Errorf("broken invariant: %w", err))
+		return
+	}
+	if r >= ack.Completed {
+		a.progress.set()
+	}
+}
+
+// setPositions shows the rungs; its caller holds mu.
+func (a *attempt) setPositions() {
+	m := a.s.cfg.Metrics
+	for r := ack.Received; r <= ack.Completed; r++ {
+		m.position.WithLabelValues(r.String()).Set(float64(a.ledger.At(r)))
+	}
+	m.position.WithLabelValues("acknowledged").Set(float64(a.ledger.Acknowledged()))
+	m.receivedLag.Set(float64(a.walEnd - min(a.walEnd, a.ledger.At(ack.Received))))
+	m.acknowledgedLag.Set(float64(a.walEnd - min(a.walEnd, a.ledger.Acknowledged())))
+}
+
+// status sends the acknowledged position: first of all, when it moves, when
+// the server asks, and often enough that the server keeps the connection. The
+// timed ones ask for an answer, so that a dead wire is noticed. It is the
+// only place that acknowledges, and it ends, after a last update, when the
+// connection is of no use any more.
+//
+// The first one goes out at once: a crash between completion and the status
+// update leaves a slot behind what is completed, and a server that has
+// nothing to send would not ask.
+func (a *attempt) status(hard context.Context, st *stream, asked signal, gone <-chan struct{}) error {
+	every := time.NewTicker(a.ready.statusEvery)
+	defer every.Stop()
+	coalesce := time.NewTimer(0)
+	defer coalesce.Stop()
+	<-coalesce.C
+	reply := true
+	for {
+		if err := a.acknowledge(st, reply); err != nil {
+			return fmt.Errorf("send a status update: %w", err)
+		}
+		reply = false
+		select {
+		case <-asked:
+		case <-every.C:
+			reply = true
+		case <-a.progress:
+			coalesce.Reset(statusCoalesce)
+			select {
+			case <-coalesce.C:
+			case <-gone:
+			case <-hard.Done():
+			}
+		case <-gone:
+			if hard.Err() != nil {
+				return nil
+			}
+			return a.acknowledge(st, false)
+		case <-hard.Done():
+			return nil
+		}
+	}
+}
+
+// acknowledge sends one status update and records it. The position is taken
+// and confirmed under the lock, and written between: only this goroutine
+// confirms, so nothing can move in between but upwards.
+func (a *attempt) acknowledge(st *stream, reply bool) error {
+	a.mu.Lock()
+	lsn, moved := a.ledger.Ready(ack.Completed)
+	if !moved {
+		lsn = a.ledger.Acknowledged()
+	}
+	a.mu.Unlock()
+	now := time.Now()
+	if err := st.sendStatus(lsn, now, reply); err != nil {
+		return err
+	}
+	if !moved {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.ledger.Confirm(lsn, ack.Completed); err != nil {
+		return err
+	}
+	a.s.cfg.Metrics.lastAcknowledge.Set(float64(now.UnixMilli()) / 1e3)
+	a.setPositions()
+	return nil
+}
+
+// watchSlot looks at the slot from time to time, over a connection of its
+// own, and says what it sees.
+func (a *attempt) watchSlot(work context.Context) {
+	every := time.NewTicker(slotInterval)
+	defer every.Stop()
+	for {
+		err := a.s.look(work, a.lookAtSlot)
+		if err != nil && work.Err() == nil {
+			a.s.cfg.Report(Status{Check: CheckSlot, Message: err.Error()})
+			var refused *decode.Refusal
+			if errors.As(err, &refused) && refused.Reason == decode.ReasonGap {
+				a.s.reportFailure(CheckSlot, err)
+				a.fail(err)
+				return
+			}
+		}
+		select {
+		case <-every.C:
+		case <-work.Done():
+			return
+		}
+	}
+}
+
+const slotInterval = 10 * time.Second

@@ -1,0 +1,419 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/ack"
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+const (
+	// idleTurn is how often the deliverer turns with nothing to do: it feeds
+	// the watchdog and looks after batches that wait for completion.
+	idleTurn = 5 * time.Second
+	// completionPatience is how long a batch may wait for completion before
+	// the check "destination" says so.
+	completionPatience = 30 * time.Second
+)
+
+// deliverer takes transactions from the queue in order, makes batches of
+// whole ones, and sends each batch to every table it touches. The next batch
+// goes out when all requests of the last one are accepted; completion is
+// awaited behind its back, for at most InFlight batches.
+type deliverer struct {
+	a           *attempt
+	cfg         *Config
+	completions *feldera.Completions
+	decoder     *decode.PgOutput
+	// routes knows, for each version of a relation in the stream, where its
+	// rows go. An entry is replaced when the relation changes, so it is
+	// bounded by the number of tables.
+	routes map[uint32]*route
+	// outputs are the Feldera tables that rows have gone to, in the order of
+	// their first row, which is the order in which a batch is sent.
+	outputs []*output
+
+	mu       sync.Mutex
+	inFlight []*batch // in the order in which they were sent
+	finished signal
+}
+
+// route is the way of one relation's rows.
+type route struct {
+	rel     *decode.Relation
+	encoder *feldera.Encoder
+	out     *output
+}
+
+// output collects what one batch has for one Feldera table.
+type output struct {
+	table  *feldera.Table
+	writer *feldera.Writer
+	array  feldera.Array
+	// counts are the rows by source table and operation, for the metric.
+	counts map[rowCount]int
+}
+
+type rowCount struct {
+	table string
+	op    decode.Op
+}
+
+// batch is what was sent together: whole, adjacent transactions.
+type batch struct {
+	first, last ack.Ticket
+	end         uint64
+	accepted    time.Time
+	// waiting counts the tokens that have not reached the rung yet.
+	waiting map[ack.Rung]int
+}
+
+func newDeliverer(a *attempt, completions *feldera.Completions) *deliverer {
+	return &deliverer{
+		a: a, cfg: &a.s.cfg, completions: completions, decoder: decode.NewPgOutput(),
+		routes: make(map[uint32]*route), finished: newSignal(),
+	}
+}
+
+// run delivers until work ends or something is refused, then waits for the
+// evidence that is still to come, within ShutdownTimeout.
+func (d *deliverer) run(work, hard context.Context) error {
+	var err error
+	for err == nil {
+		if !d.waitForRoom(work) {
+			break
+		}
+		txs := d.collect(work)
+		if txs == nil {
+			break
+		}
+		d.cfg.Beat()
+		err = d.deliver(work, txs)
+	}
+	if work.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
+		err = nil // a stop, not a fault; what was not accepted is replayed
+	}
+	d.drain(hard)
+	return err
+}
+
+// collect waits for the first transaction and, for at most BatchAge from when
+// it was received, for company. It returns nil when work ends.
+func (d *deliverer) collect(work context.Context) []*transaction {
+	turn := time.NewTimer(idleTurn)
+	defer turn.Stop()
+	for {
+		wait := idleTurn
+		if received, full, some := d.a.queue.oldest(d.cfg.BatchRows, d.cfg.BatchBytes); some {
+			left := d.cfg.BatchAge - time.Since(received)
+			if full || left <= 0 {
+				return d.a.queue.take(d.cfg.BatchRows, d.cfg.BatchBytes)
+			}
+			wait = min(wait, left)
+		}
+		turn.Reset(wait)
+		select {
+		case <-d.a.queue.arrived:
+		case <-turn.C:
+			d.lookAround()
+		case <-work.Done():
+			return nil
+		}
+	}
+}
+
+// waitForRoom waits until fewer than InFlight batches wait for completion.
+func (d *deliverer) waitForRoom(work context.Context) bool {
+	turn := time.NewTicker(idleTurn)
+	defer turn.Stop()
+	for d.unfinished() >= d.cfg.InFlight {
+		select {
+		case <-d.finished:
+		case <-turn.C:
+			d.lookAround()
+		case <-work.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// lookAround feeds the watchdog and says when completion is overdue.
+func (d *deliverer) lookAround() {
+	d.cfg.Beat()
+	d.mu.Lock()
+	n := len(d.inFlight)
+	var oldest batch
+	if n > 0 {
+		oldest = *d.inFlight[0]
+	}
+	d.mu.Unlock()
+	if n == 0 || time.Since(oldest.accepted) < completionPatience {
+		return
+	}
+	d.cfg.Report(Status{
+		Check: CheckDestination,
+		Message: fmt.Sprintf("%d batches are accepted but not completed, the oldest (up to LSN %s) since %s",
+			n, decode.FormatLSN(oldest.end), oldest.accepted.UTC().Format(time.RFC3339)),
+		Hint: "look in the pipeline's /stats for an open transaction, a stuck output or a paused state; the LSN does not move meanwhile",
+	})
+}
+
+// drain waits for the batches in flight. What does not complete in time is
+// not acknowledged, and is delivered again after the next start.
+func (d *deliverer) drain(hard context.Context) {
+	timeout := time.NewTimer(d.cfg.ShutdownTimeout)
+	defer timeout.Stop()
+	for d.unfinished() > 0 {
+		select {
+		case <-d.finished:
+		case <-timeout.C:
+			d.a.s.log.Warn("stopping without waiting any longer for completion: the rest is delivered again after the next start",
+				"batches", d.unfinished(), "waited", d.cfg.ShutdownTimeout)
+			return
+		case <-hard.Done():
+			return
+		}
+	}
+}
+
+func (d *deliverer) unfinished() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.inFlight)
+}
+
+// deliver sends one batch. When a transaction in the middle of it is refused,
+// the ones before it are delivered first, since they are not to blame.
+func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
+	good, refused := d.encode(txs)
+	if refused != nil && good > 0 {
+		if _, err := d.encode(txs[:good]); err != nil {
+			return fmt.Errorf("encode again what was encoded before: %w", err)
+		}
+	}
+	if good > 0 {
+		if err := d.send(work, txs[:good]); err != nil {
+			return err
+		}
+	}
+	d.a.queue.release(txs)
+	d.cfg.Metrics.buffered.Set(float64(d.a.queue.held()))
+	if refused != nil {
+		d.a.s.reportFailure(CheckDestination, refused)
+	}
+	return refused
+}
+
+// encode fills the outputs with the rows of txs and tells how many whole
+// transactions that were; with an error, the first one that was not is to
+// blame, and the outputs hold a part of it.
+func (d *deliverer) encode(txs []*transaction) (int, error) {
+	for _, out := range d.outputs {
+		out.array.Reset()
+		clear(out.counts)
+	}
+	for i, tx := range txs {
+		if err := tx.each(func(msg []byte) error { return d.row(msg, tx) }); err != nil {
+			return i, err
+		}
+	}
+	return len(txs), nil
+}
+
+// row takes one message of a transaction.
+func (d *deliverer) row(msg []byte, tx *transaction) error {
+	m, err := d.decoder.Decode(msg)
+	if err != nil {
+		return at(err, tx)
+	}
+	switch m.Kind {
+	case decode.MsgRelation:
+		return at(d.setRoute(m.Relation), tx)
+	case decode.MsgTruncate:
+		return d.truncate(m, tx)
+	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete:
+		r := d.routes[m.Change.Relation.ID]
+		if r == nil || r.rel != m.Change.Relation {
+			return at(fmt.Errorf("broken invariant: relation %s has no route", m.Change.Relation), tx)
+		}
+		m.Change.Position = decode.Position{LSN: tx.end}
+		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
+			return at(err, tx)
+		}
+		r.out.counts[rowCount{r.rel.String(), m.Change.Op}]++
+		return nil
+	}
+	return at(fmt.Errorf("broken invariant: message %q in a transaction's frames", byte(m.Kind)), tx)
+}
+
+// setRoute compiles the way for a relation's rows, as the server has just
+// described it.
+func (d *deliverer) setRoute(rel *decode.Relation) error {
+	table := d.a.ready.tables[nameOf(rel)]
+	if table == nil {
+		return &decode.Refusal{
+			Reason: decode.ReasonSchema, What: "table", Where: rel.String(), Why: "the publication carries it, but PGSOURCE_TABLES does not map it",
+			Expected: "only mapped tables in the publication",
+			Do:       "map it in PGSOURCE_TABLES, or take it out of the publication; changes of it that are in the WAL already still have to be mapped",
+		}
+	}
+	encoder, err := feldera.NewEncoder(table, rel, d.cfg.Policy)
+	if err != nil {
+		return err
+	}
+	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table)}
+	return nil
+}
+
+// outputFor gives the one output of a Feldera table: several source tables
+// may feed it, through one writer.
+func (d *deliverer) outputFor(table *feldera.Table) *output {
+	for _, out := range d.outputs {
+		if out.table == table {
+			return out
+		}
+	}
+	out := &output{table: table, writer: d.cfg.Pipeline.Writer(table), counts: make(map[rowCount]int)}
+	d.outputs = append(d.outputs, out)
+	return out
+}
+
+func (d *deliverer) truncate(m *decode.Message, tx *transaction) error {
+	if d.cfg.IgnoreTruncate {
+		d.cfg.Metrics.truncates.Inc()
+		return nil
+	}
+	var names []string
+	for _, rel := range m.Truncated {
+		names = append(names, rel.String())
+	}
+	return at(&decode.Refusal{
+		Reason: decode.ReasonUnsupported, What: "TRUNCATE", Where: fmt.Sprint(names),
+		Why:      "the rows it removes are unknown to the stream, and Feldera has no such operation",
+		Expected: "no TRUNCATE of a published table (DELETE is carried)",
+		Do:       "empty the Feldera table by other means, then start once with PGSOURCE_TRUNCATE=ignore",
+	}, tx)
+}
+
+// at adds where in the source it happened.
+func at(err error, tx *transaction) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("transaction %d ending at LSN %s: %w", tx.xid, decode.FormatLSN(tx.end), err)
+}
+
+// send sends what encode has filled in, one table after the other, and leaves
+// the batch in flight. It returns when every table has accepted its rows.
+//
+// The order of effects: all tables accepted → tokens watched → evidence. A
+// batch of which some tables accepted and one did not is never marked; it is
+// sent again as a whole, after a restart or a reconnect.
+func (d *deliverer) send(work context.Context, txs []*transaction) error {
+	b := &batch{first: txs[0].ticket, last: txs[len(txs)-1].ticket, end: txs[len(txs)-1].end}
+	var tokens []feldera.Token
+	for _, out := range d.outputs {
+		if out.array.Rows() == 0 {
+			continue
+		}
+		token, err := out.writer.Send(work, &out.array)
+		if err != nil {
+			return fmt.Errorf("deliver %d rows to table %s (transactions up to LSN %s): %w",
+				out.array.Rows(), out.table.Name, decode.FormatLSN(b.end), err)
+		}
+		tokens = append(tokens, token)
+		d.cfg.Metrics.sentBytes.Add(float64(out.array.Bytes()))
+		for c, n := range out.counts {
+			d.cfg.Metrics.rows.WithLabelValues(c.table, c.op.String()).Add(float64(n))
+		}
+	}
+	if len(tokens) == 0 {
+		// Nothing of it concerns the destination, so there is nothing to wait
+		// for; the ledger still keeps it behind everything before it.
+		d.a.evidence(b.first, b.last, ack.Completed)
+		return nil
+	}
+	d.a.evidence(b.first, b.last, ack.Accepted)
+	b.accepted = time.Now()
+	b.waiting = map[ack.Rung]int{ack.Ingested: len(tokens), ack.Completed: len(tokens)}
+	d.mu.Lock()
+	d.inFlight = append(d.inFlight, b)
+	d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
+	d.mu.Unlock()
+	for _, token := range tokens {
+		d.completions.Watch(token, func(e feldera.Evidence) { d.evidence(b, e) })
+	}
+	return nil
+}
+
+// evidence takes what one token has proven. It runs on the poller.
+func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
+	if e.Err != nil {
+		d.a.fail(e.Err)
+		return
+	}
+	d.mu.Lock()
+	b.waiting[e.Rung]--
+	all := b.waiting[e.Rung] == 0
+	if all && e.Rung == ack.Completed {
+		for i, other := range d.inFlight {
+			if other == b {
+				d.inFlight = append(d.inFlight[:i], d.inFlight[i+1:]...)
+				break
+			}
+		}
+		d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
+	}
+	d.mu.Unlock()
+	if !all {
+		return
+	}
+	d.a.evidence(b.first, b.last, e.Rung)
+	if e.Rung == ack.Completed {
+		d.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "rows are completed"})
+		d.finished.set()
+	}
+}
+
+// lookAtSlot reads the slot's state into metrics and the check "slot".
+func (a *attempt) lookAtSlot(ctx context.Context, conn *pgx.Conn) error {
+	slot, err := readSlot(ctx, conn, a.s.cfg.Slot)
+	if err != nil {
+		return err
+	}
+	if slot == nil {
+		return &decode.Refusal{
+			Reason: decode.ReasonGap, What: "slot", Where: a.s.cfg.Slot, Why: "it was dropped",
+			Expected: "the slot that holds the WAL since the last acknowledged position",
+			Do:       "find out who dropped it; a new slot starts at its own creation, so the tables must be loaded again",
+		}
+	}
+	m := a.s.cfg.Metrics
+	m.slotRetained.Set(float64(slot.retained))
+	m.setSlotStatus(slot.status)
+	m.slotSafe.Reset()
+	if slot.safe != nil {
+		m.slotSafe.WithLabelValues().Set(float64(*slot.safe))
+	}
+	m.slotActive.Set(0)
+	if slot.active {
+		m.slotActive.Set(1)
+	}
+	if err := slot.usable(a.s.cfg.Slot); err != nil {
+		return err
+	}
+	st := Status{Check: CheckSlot, OK: slot.status != "unreserved", Message: fmt.Sprintf("wal_status %s, %d bytes of WAL retained", slot.status, slot.retained)}
+	if !st.OK {
+		st.Hint = "the server is about to remove WAL that the slot needs: make the destination catch up or raise max_slot_wal_keep_size"
+	}
+	a.s.cfg.Report(st)
+	return nil
+}

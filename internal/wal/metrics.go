@@ -1,0 +1,87 @@
+package wal
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics are the numbers a Source keeps. Positions are LSNs as byte counts
+// of WAL; differences between them are bytes.
+type Metrics struct {
+	transactions    prometheus.Counter
+	rows            *prometheus.CounterVec
+	sentBytes       prometheus.Counter
+	truncates       prometheus.Counter
+	retries         *prometheus.CounterVec
+	incarnations    prometheus.Counter
+	buffered        prometheus.Gauge
+	inFlight        prometheus.Gauge
+	position        *prometheus.GaugeVec
+	receivedLag     prometheus.Gauge
+	acknowledgedLag prometheus.Gauge
+	lastCommit      prometheus.Gauge
+	lastAcknowledge prometheus.Gauge
+	backpressure    prometheus.Counter
+	slotRetained    prometheus.Gauge
+	// slotSafe has no label: as a vector it can be absent, which is what it is
+	// on servers without max_slot_wal_keep_size.
+	slotSafe   *prometheus.GaugeVec
+	slotActive prometheus.Gauge
+	slotStatus *prometheus.GaugeVec
+}
+
+// NewMetrics makes the metrics and registers them.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	m := &Metrics{
+		transactions: counter("pgsource_transactions_total", "Transactions received whole, by their COMMIT."),
+		rows: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_rows_total", Help: "Row changes accepted by Feldera, by source table and operation.",
+		}, []string{"table", "op"}),
+		sentBytes: counter("pgsource_sent_bytes_total", "Bytes of request bodies accepted by Feldera."),
+		truncates: counter("pgsource_truncates_ignored_total", "TRUNCATEs that were let pass because PGSOURCE_TRUNCATE=ignore."),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_retries_total", Help: "Attempts that were repeated, by what was attempted.",
+		}, []string{"target"}),
+		incarnations:    counter("pgsource_destination_restarts_total", "Changes of the pipeline's incarnation that were noticed."),
+		buffered:        gauge("pgsource_buffered_bytes", "Bytes of received changes held in memory."),
+		inFlight:        gauge("pgsource_inflight_batches", "Batches accepted by Feldera and not yet completed."),
+		receivedLag:     gauge("pgsource_received_lag_bytes", "WAL between the server's position and what was received."),
+		acknowledgedLag: gauge("pgsource_acknowledged_lag_bytes", "WAL between the server's position and what was acknowledged to it."),
+		lastCommit:      gauge("pgsource_last_commit_timestamp_seconds", "Commit time of the last transaction received."),
+		lastAcknowledge: gauge("pgsource_last_acknowledged_timestamp_seconds", "When the acknowledged position last moved."),
+		backpressure:    counter("pgsource_backpressure_disconnects_total", "Times the stream was closed on purpose because PGSOURCE_MEMORY_LIMIT was reached."),
+		slotRetained:    gauge("pgsource_slot_retained_bytes", "WAL that the slot keeps on the server's disk."),
+		slotSafe: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pgsource_slot_safe_wal_bytes", Help: "WAL that can be written before the slot is in danger; absent without max_slot_wal_keep_size.",
+		}, nil),
+		slotActive: gauge("pgsource_slot_active", "1 while a walsender uses the slot."),
+		position: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pgsource_position_bytes", Help: "The LSN up to which everything has reached the rung, as a byte position in the WAL.",
+		}, []string{"rung"}),
+		slotStatus: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pgsource_slot_status", Help: "1 for the slot's wal_status, 0 for the others.",
+		}, []string{"status"}),
+	}
+	reg.MustRegister(m.transactions, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
+		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure,
+		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
+	return m
+}
+
+// slotStatuses are Postgres' values of wal_status.
+var slotStatuses = []string{"reserved", "extended", "unreserved", "lost"}
+
+func (m *Metrics) setSlotStatus(status string) {
+	for _, s := range slotStatuses {
+		v := 0.0
+		if s == status {
+			v = 1
+		}
+		m.slotStatus.WithLabelValues(s).Set(v)
+	}
+}

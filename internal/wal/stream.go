@@ -1,0 +1,215 @@
+package wal
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"holdfast/internal/decode"
+)
+
+const (
+	// maxWireMessage bounds one message from the server. Postgres cannot send
+	// a row above 1 GiB.
+	maxWireMessage = 1 << 30
+	// statusCoalesce is the least time between two status updates that nobody
+	// asked for: confirming each transaction makes the server save the slot
+	// each time, and was seen to triple the commit latency of its writers.
+	statusCoalesce = 20 * time.Millisecond
+	// statusTimeout bounds the write of one status update.
+	statusTimeout = 10 * time.Second
+)
+
+// errMemory ends a connection on purpose: see reader.
+var errMemory = errors.New("PGSOURCE_MEMORY_LIMIT is reached")
+
+// errServerDone ends a connection that the server has ended in good order,
+// as it does for a shutdown.
+var errServerDone = errors.New("the server ended the stream")
+
+// stream is one replication connection after START_REPLICATION.
+//
+// One goroutine reads (read), one writes (status, finish); the two share the
+// socket, which allows it, and nothing else but the deadline.
+type stream struct {
+	conn     net.Conn
+	frontend *pgproto3.Frontend
+
+	mu sync.Mutex // guards the read deadline
+	// interrupted makes interrupt final. Without it: interrupt sets a past
+	// deadline; the reader, busy with a message, then refreshes it; the next
+	// read blocks for the whole stall timeout although a stop was asked for.
+	interrupted bool
+	refreshed   time.Time
+}
+
+// pinned are the session settings that decide what pgoutput's text looks
+// like. Role and database defaults would change it otherwise.
+var pinned = map[string]string{
+	"client_encoding":    "UTF8",
+	"datestyle":          "ISO",
+	"intervalstyle":      "postgres",
+	"timezone":           "UTC",
+	"extra_float_digits": "3",
+	"bytea_output":       "hex",
+	"statement_timeout":  "0",
+	"lock_timeout":       "0",
+}
+
+// parseDSN reads a connection string without ever repeating it.
+func parseDSN(dsn string) (*pgconn.Config, error) {
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		// The cause is left out: its redaction is best effort.
+		return nil, &decode.Refusal{
+			Reason: decode.ReasonSetup, What: "PGSOURCE_DSN", Why: "it cannot be parsed",
+			Expected: "postgres://user:password@host:port/database?sslmode=verify-full, or the keyword form (host=… user=… dbname=…)",
+		}
+	}
+	return cfg, nil
+}
+
+// CheckDSN tells whether dsn can be parsed. The error does not contain it.
+func CheckDSN(dsn string) error {
+	_, err := parseDSN(dsn)
+	return err
+}
+
+// startStream connects and starts replication at start.
+func startStream(ctx context.Context, dsn, slot, publication string, start uint64) (*stream, error) {
+	cfg, err := parseDSN(dsn)
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range pinned {
+		cfg.RuntimeParams[k] = v
+	}
+	cfg.RuntimeParams["replication"] = "database"
+	cfg.RuntimeParams["application_name"] = applicationName(slot)
+	cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		f := pgproto3.NewFrontend(r, w)
+		f.SetMaxBodyLen(maxWireMessage)
+		return f
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	conn, err := pgconn.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, classify("connect for replication", err)
+	}
+	err = pglogrepl.StartReplication(ctx, conn, quoteIdentifier(slot), pglogrepl.LSN(start), pglogrepl.StartReplicationOptions{
+		Mode: pglogrepl.LogicalReplication,
+		PluginArgs: []string{
+			"proto_version '1'",
+			"publication_names " + quoteLiteral(quoteIdentifier(publication)),
+		},
+	})
+	if err == nil {
+		var hijacked *pgconn.HijackedConn
+		if hijacked, err = conn.Hijack(); err == nil {
+			return &stream{conn: hijacked.Conn, frontend: hijacked.Frontend}, nil
+		}
+	}
+	_ = conn.Close(context.WithoutCancel(ctx)) //nolint:contextcheck // the connection is given up; ctx may be what ended it
+	return nil, classify(fmt.Sprintf("start replication from slot %q at %s", slot, decode.FormatLSN(start)), err)
+}
+
+// read takes the next message of the stream. It returns errServerDone when
+// the server has ended it, and a time-out when the wire was silent for
+// longer than stall or interrupt was called.
+func (s *stream) read(stall time.Duration) (decode.CopyMessage, error) {
+	for {
+		if err := s.refreshDeadline(stall); err != nil {
+			return decode.CopyMessage{}, err
+		}
+		msg, err := s.frontend.Receive()
+		if err != nil {
+			return decode.CopyMessage{}, err
+		}
+		switch m := msg.(type) {
+		case *pgproto3.CopyData:
+			return decode.ParseCopy(m.Data)
+		case *pgproto3.ErrorResponse:
+			return decode.CopyMessage{}, classify("stream", pgconn.ErrorResponseToPgError(m))
+		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
+			// The server's goodbye before a shutdown. A walsender that decodes
+			// ends the command without ending the copy first.
+			return decode.CopyMessage{}, errServerDone
+		case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
+		default:
+			return decode.CopyMessage{}, &decode.Refusal{
+				Reason: decode.ReasonMalformed, What: "replication stream", Why: fmt.Sprintf("the server sent a %T", msg),
+				Expected: "CopyData",
+			}
+		}
+	}
+}
+
+// refreshDeadline moves the read deadline, at most once a second: a deadline
+// per message costs more than reading the message.
+func (s *stream) refreshDeadline(stall time.Duration) error {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.interrupted || now.Sub(s.refreshed) < time.Second {
+		return nil
+	}
+	s.refreshed = now
+	return s.conn.SetReadDeadline(now.Add(stall))
+}
+
+// interrupt makes the reader return soon, now and for good. Writing goes on.
+func (s *stream) interrupt() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.interrupted = true
+	_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // an error means that the connection is gone, which ends the read too
+}
+
+// sendStatus tells the server that everything up to lsn may be forgotten. It
+// encodes the message itself: write, flush and apply all carry lsn, since
+// anything else has been seen to confirm more than was meant.
+func (s *stream) sendStatus(lsn uint64, now time.Time, replyRequested bool) error {
+	var buf [5 + 34]byte
+	buf[0] = 'd'
+	binary.BigEndian.PutUint32(buf[1:], 4+34)
+	body := buf[5:]
+	body[0] = 'r'
+	binary.BigEndian.PutUint64(body[1:], lsn)
+	binary.BigEndian.PutUint64(body[9:], lsn)
+	binary.BigEndian.PutUint64(body[17:], lsn)
+	binary.BigEndian.PutUint64(body[25:], uint64(now.Sub(postgresEpoch).Microseconds())) //nolint:gosec // signed on the wire
+	if replyRequested {
+		body[33] = 1
+	}
+	return s.write(buf[:], now)
+}
+
+// sendDone ends our side of the stream.
+func (s *stream) sendDone(now time.Time) error { return s.write([]byte{'c', 0, 0, 0, 4}, now) }
+
+func (s *stream) write(b []byte, now time.Time) error {
+	if err := s.conn.SetWriteDeadline(now.Add(statusTimeout)); err != nil {
+		return err
+	}
+	_, err := s.conn.Write(b)
+	return err
+}
+
+var postgresEpoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+func applicationName(slot string) string { return "holdfast/" + slot }
+
+func quoteIdentifier(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
+
+func quoteLiteral(s string) string { return `'` + strings.ReplaceAll(s, `'`, `''`) + `'` }

@@ -1,0 +1,281 @@
+// Package wal carries the changes of a Postgres database into Feldera: it
+// reads a logical replication slot, buffers each transaction from BEGIN to
+// COMMIT, delivers it whole, and confirms a transaction's end LSN to the
+// server only when Feldera's completion tokens say that its rows were
+// processed.
+//
+// What it promises: at least once, in commit order per table, while the
+// pipeline keeps its state. A crash at any point replays what was not
+// confirmed; tables with a PRIMARY KEY converge. What it does not promise
+// yet: that the rows of one transaction in several tables become visible at
+// the same instant.
+//
+// The goroutines of one run, each waited for by [Source.Run]:
+//
+//	reader     one connection's stream → transactions → queue; never waits for
+//	           the destination
+//	status     one connection's status updates: on progress, on request, on a
+//	           timer
+//	deliverer  queue → batches of whole transactions → Feldera
+//	poller     completion tokens → ledger (feldera.Completions)
+//	watcher    the slot's health, over its own connection
+//
+// The caller is cmd/pgsource.
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// Table maps one source table to one Feldera table.
+type Table struct {
+	Schema, Name string
+	Target       string
+}
+
+// Status is what one named check of the source has to say.
+type Status struct {
+	Check string
+	OK    bool
+	// Blocking means that a person has to act: waiting does not mend it.
+	Blocking bool
+	Message  string
+	Hint     string
+}
+
+// The checks that a Source reports.
+const (
+	CheckSource      = "source"      // the replication connection streams
+	CheckDestination = "destination" // the pipeline takes and completes rows
+	CheckSlot        = "slot"        // the slot holds the WAL that is needed
+	CheckState       = "state"       // the destination still has what it acknowledged
+)
+
+// The phases that a Source goes through.
+const (
+	PhaseConnecting = "connecting"
+	PhaseStreaming  = "streaming"
+	PhaseStopping   = "stopping"
+)
+
+// Config is what a Source needs. All fields are required unless said
+// otherwise.
+type Config struct {
+	// DSN gives the connection string; it is asked for at each connection, so
+	// that a rotated password is picked up.
+	DSN         func() (string, error)
+	Slot        string
+	Publication string
+	Tables      []Table
+	// Create allows the publication and then the slot to be created when they
+	// are absent, once per process.
+	Create bool
+
+	// BatchRows and BatchBytes (of pgoutput) close a batch; a transaction is
+	// never split, so one that is larger makes a batch of its own.
+	BatchRows  int
+	BatchBytes int
+	// BatchAge is how long the oldest transaction of a batch may wait for
+	// company. 0 sends at once.
+	BatchAge time.Duration
+	// InFlight bounds the batches that are accepted but not completed.
+	InFlight int
+	// MemoryLimit bounds the bytes of pgoutput held: transactions being
+	// assembled and transactions waiting for delivery.
+	MemoryLimit int64
+	// StallTimeout is how long the wire may be silent before the connection
+	// counts as dead.
+	StallTimeout time.Duration
+	// ShutdownTimeout bounds the wait for evidence after a stop.
+	ShutdownTimeout time.Duration
+	// IgnoreTruncate lets a TRUNCATE pass, counted, instead of stopping.
+	IgnoreTruncate bool
+
+	Policy   feldera.Policy
+	Pipeline *feldera.Client
+
+	Logger  *slog.Logger
+	Metrics *Metrics
+	// Report is told of every check's state, Phase of every phase, Beat at
+	// every turn of the deliverer. They may be nil and must not block.
+	Report func(Status)
+	Phase  func(string)
+	Beat   func()
+	// StopNow ends the wait for evidence after a stop. It may be nil.
+	StopNow <-chan struct{}
+}
+
+// Source carries one slot's changes into one pipeline.
+type Source struct {
+	cfg Config
+	log *slog.Logger
+	// created remembers that this process has seen the slot: it is never
+	// created a second time, since that would hide a gap.
+	slotSeen bool
+}
+
+// New makes a Source. It connects to nothing.
+func New(cfg Config) (*Source, error) {
+	switch {
+	case cfg.DSN == nil, cfg.Slot == "", cfg.Publication == "", len(cfg.Tables) == 0:
+		return nil, errors.New("wal: DSN, Slot, Publication and Tables are required")
+	case cfg.Pipeline == nil, cfg.Logger == nil, cfg.Metrics == nil:
+		return nil, errors.New("wal: Pipeline, Logger and Metrics are required")
+	case cfg.BatchRows <= 0, cfg.BatchBytes <= 0, cfg.InFlight <= 0, cfg.MemoryLimit <= 0:
+		return nil, errors.New("wal: BatchRows, BatchBytes, InFlight and MemoryLimit must be positive")
+	case cfg.StallTimeout <= 0, cfg.ShutdownTimeout < 0:
+		return nil, errors.New("wal: StallTimeout must be positive, ShutdownTimeout not negative")
+	}
+	if cfg.Report == nil {
+		cfg.Report = func(Status) {}
+	}
+	if cfg.Phase == nil {
+		cfg.Phase = func(string) {}
+	}
+	if cfg.Beat == nil {
+		cfg.Beat = func() {}
+	}
+	return &Source{cfg: cfg, log: cfg.Logger}, nil
+}
+
+// Run carries changes until ctx ends or a person has to act.
+//
+// It returns nil after a stop by ctx: what was in flight has then been waited
+// for, within ShutdownTimeout, and what completed has been confirmed. It
+// returns a *decode.Refusal when something cannot be mended by waiting;
+// everything delivered before has then been confirmed too, and nothing after.
+// Every other fault is retried for as long as it takes.
+func (s *Source) Run(ctx context.Context) error {
+	retry := newBackOff()
+	for {
+		s.cfg.Phase(PhaseConnecting)
+		ready, err := s.prepareUntilReady(ctx)
+		if err != nil {
+			return stopped(ctx, err)
+		}
+		acknowledged, err := s.attempt(ctx, ready)
+		if acknowledged {
+			retry.Reset()
+		}
+		var changed *feldera.IncarnationChanged
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return stopped(ctx, err)
+		case errors.As(err, &changed):
+			s.destinationRestarted(changed)
+		default:
+			return err
+		}
+		if err := sleep(ctx, retry.NextBackOff()); err != nil {
+			return nil
+		}
+	}
+}
+
+// destinationRestarted says what a change of incarnation means. What was not
+// confirmed is delivered again by the next attempt; what was confirmed may be
+// gone, and only a person can know.
+func (s *Source) destinationRestarted(changed *feldera.IncarnationChanged) {
+	s.cfg.Metrics.incarnations.Inc()
+	s.log.Error("the pipeline is another incarnation: unconfirmed transactions are delivered again, confirmed ones may be lost",
+		"was", changed.Was, "now", changed.Now)
+	s.cfg.Report(Status{
+		Check: CheckState, Blocking: true,
+		Message: fmt.Sprintf("the pipeline restarted (incarnation %s, before %s): rows confirmed to Postgres before may be missing from it", changed.Now, changed.Was),
+		Hint:    "compare the tables with the source; if rows are missing, empty the tables and load them again, then restart pgsource to clear this",
+	})
+	s.cfg.Pipeline.Expect(changed.Now)
+}
+
+// prepareUntilReady repeats prepare until it succeeds, is refused, or ctx
+// ends.
+func (s *Source) prepareUntilReady(ctx context.Context) (*ready, error) {
+	retry := newBackOff()
+	for attempt := 1; ; attempt++ {
+		s.cfg.Beat()
+		r, err := s.prepare(ctx)
+		if err == nil {
+			return r, nil
+		}
+		var refused *decode.Refusal
+		if errors.As(err, &refused) || ctx.Err() != nil {
+			return nil, err
+		}
+		wait := retry.NextBackOff()
+		s.cfg.Metrics.retries.WithLabelValues("prepare").Inc()
+		s.log.Warn("not ready yet, trying again", "err", err, "attempt", attempt, "wait", wait)
+		if err := sleep(ctx, wait); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// stopped maps the end of a run: a stop that was asked for is no error, a
+// refusal always is.
+func stopped(ctx context.Context, err error) error {
+	var refused *decode.Refusal
+	if errors.As(err, &refused) {
+		return err
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// newBackOff makes the one backoff of this package: up to 15 s, nearly full
+// jitter, and without end, since a daemon has nothing better to do than to
+// come back.
+func newBackOff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(200*time.Millisecond),
+		backoff.WithRandomizationFactor(0.8),
+		backoff.WithMaxInterval(15*time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
+
+// sleep waits for d, or returns ctx's error if that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// signal is an event that carries nothing but "look again". Setting it twice
+// before anybody looks is one event.
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+func (s signal) set() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// once closes a channel at most once.
+type once struct {
+	sync.Once
+	ch chan struct{}
+}
+
+func newOnce() *once { return &once{ch: make(chan struct{})} }
+
+func (o *once) close() { o.Do(func() { close(o.ch) }) }
