@@ -37,10 +37,12 @@ test-unit: ## the packages without servers, with the race detector
 	$(GO_TEST) -race ./internal/... ./cmd/...
 
 # One package at a time: each starts servers of its own, and two cores are soon
-# busy enough to turn a wait into a time-out.
+# busy enough to turn a wait into a time-out. The end-to-end tests say in the
+# log which positions they read back from the servers.
 .PHONY: test-integration
 test-integration: setup ## against real Postgres, real Kafka and the simulator of Feldera
-	$(GO_TEST) -p 1 $$(go list ./test/... | grep -v /test/images)
+	$(GO_TEST) -p 1 $$(go list ./test/... | grep -v -e /test/images -e /test/e2e)
+	$(GO_TEST) -v ./test/e2e
 
 .PHONY: test-images
 test-images: ## docker-compose.yml and both images, on a private Docker engine

@@ -227,8 +227,10 @@ func TestAllFaultsAtOnceInTheOrderOfTheTable(t *testing.T) {
 		"KAFKASINK_WHAT=1", "FELDERA_REQUEST_TIMEOUT=soon", "KAFKASINK_LOG_FORMAT=xml", "KAFKASINK_TLS=1",
 		"KAFKASINK_SASL_MECHANISM=plain", "FELDERA_NEW=1",
 	})
-	want := []string{"FELDERA_URL", "FELDERA_REQUEST_TIMEOUT", "KAFKASINK_BROKERS", "KAFKASINK_TOPICS", "KAFKASINK_TLS",
-		"KAFKASINK_SASL_USER", "KAFKASINK_SASL_PASSWORD", "KAFKASINK_LOG_FORMAT", "FELDERA_NEW", "KAFKASINK_WHAT"}
+	want := []string{
+		"FELDERA_URL", "FELDERA_REQUEST_TIMEOUT", "KAFKASINK_BROKERS", "KAFKASINK_TOPICS", "KAFKASINK_TLS",
+		"KAFKASINK_SASL_USER", "KAFKASINK_SASL_PASSWORD", "KAFKASINK_LOG_FORMAT", "FELDERA_NEW", "KAFKASINK_WHAT",
+	}
 	var got []string
 	for _, line := range faultsOf(t, err) {
 		name, _, _ := strings.Cut(line, " ")
@@ -237,7 +239,7 @@ func TestAllFaultsAtOnceInTheOrderOfTheTable(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("names (-want +got):\n%s\n%v", diff, err)
 	}
-	if code := err.(interface{ ExitCode() int }).ExitCode(); code != 78 { //nolint:errorlint,errcheck // asserted above
+	if code := err.(interface{ ExitCode() int }).ExitCode(); code != 78 { //nolint:errcheck // asserted above
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -547,10 +549,10 @@ func TestReferencePage(t *testing.T) {
 	}
 	path := filepath.Join("..", "..", "docs", "configuration.md")
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // a directory of the source tree
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(page), 0o644); err != nil { //nolint:gosec // a page of the source tree
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

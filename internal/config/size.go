@@ -36,11 +36,11 @@ func parseSize(text string) (Size, error) {
 		if !ok {
 			continue
 		}
-		n, err := strconv.ParseUint(digits, 10, 63)
-		if err != nil || n > uint64(math.MaxInt64/u.bytes) {
+		n, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil || n < 0 || digits[0] == '+' || n > math.MaxInt64/u.bytes {
 			return 0, wrong("is not a size")
 		}
-		return Size(int64(n) * u.bytes), nil //nolint:gosec // bounded by the line above
+		return Size(n * u.bytes), nil
 	}
 	return 0, wrong("is not a size with a unit")
 }

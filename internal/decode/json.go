@@ -287,8 +287,9 @@ func kindName(k jsontext.Kind) string {
 		return "number"
 	case '[':
 		return "array"
+	default:
+		return "value"
 	}
-	return "value"
 }
 
 // depth counts the levels of nesting of a valid JSON value.

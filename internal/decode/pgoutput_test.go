@@ -100,11 +100,13 @@ func TestRowsOfEveryKind(t *testing.T) {
 		},
 		"delete by key": {
 			wire{'D'}.u32(7).u8('K').u16(4).text("1").u8('n').u8('n').u8('n'), Delete,
-			[]Value{set(Number, "1"), {}, {}, {}}, nil,
+			[]Value{set(Number, "1"), {}, {}, {}},
+			nil,
 		},
 		"delete of a full row": {
 			wire{'D'}.u32(7).u8('O').u16(4).text("1").text("").u8('n').u8('n'), Delete,
-			[]Value{set(Number, "1"), set(Text, ""), null, null}, nil,
+			[]Value{set(Number, "1"), set(Text, ""), null, null},
+			nil,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -108,14 +108,15 @@ func (d *Durability) Run(ctx context.Context) error {
 				return context.Cause(ctx)
 			}
 		}
-		err := d.checkpoint(ctx)
+		expected := d.c.Expected()
+		err := d.checkpoint(ctx, expected)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err == nil:
 			r = d.c.retrier("checkpoint")
 			for _, w := range first {
-				w.fn(Evidence{Token: w.ev.Token, Rung: ack.Durable, Step: w.ev.Step})
+				w.fn(proven(w.ev, expected))
 			}
 			first, asked = asked, nil
 			if !sleep(ctx, d.opts.MinInterval) {
@@ -144,9 +145,18 @@ func (d *Durability) take() []waiter {
 	return taken
 }
 
+// proven is the evidence for rows that a pair of checkpoints of an incarnation
+// covers. Rows that another one accepted are not in them: their owner went on
+// to expect the new incarnation while they waited here.
+func proven(ev Evidence, incarnation string) Evidence {
+	if ev.Token.Incarnation != incarnation {
+		return Evidence{Token: ev.Token, Err: &IncarnationChanged{Was: ev.Token.Incarnation, Now: incarnation}}
+	}
+	return Evidence{Token: ev.Token, Rung: ack.Durable, Step: ev.Step}
+}
+
 // checkpoint asks for one checkpoint and waits for its end.
-func (d *Durability) checkpoint(ctx context.Context) error {
-	expected := d.c.Expected()
+func (d *Durability) checkpoint(ctx context.Context, expected string) error {
 	seq, err := d.request(ctx, expected)
 	if err != nil {
 		return err

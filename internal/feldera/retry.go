@@ -57,6 +57,14 @@ func (r *retrier) wait(ctx context.Context, err error) error {
 
 // pause is wait with a given length.
 func (r *retrier) pause(ctx context.Context, err error, pause time.Duration) error {
+	if ctx.Err() != nil {
+		// err is most likely the end of ctx itself, seen by a request that it
+		// cut: the reason before it says more.
+		if r.last == nil {
+			r.last = err
+		}
+		return r.ended(ctx)
+	}
 	r.attempt++
 	r.last = err
 	if r.c.cfg.OnRetry != nil {

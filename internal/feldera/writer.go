@@ -20,6 +20,11 @@ type Writer struct {
 	// turn holds one element while a request may be in flight or of unknown
 	// outcome: nothing else goes to the table before that is settled.
 	turn chan struct{}
+	// unsettled is why the outcome of an earlier request is still open, nil
+	// where none is. Whoever has the turn owns it. A Send can end with its
+	// context before it has settled: the next one must not overtake the rows
+	// that may still be applied.
+	unsettled error
 }
 
 // Writer gives the writer of a table. All calls for one table give the same.
@@ -144,6 +149,11 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		return Token{}, err
 	}
 	for {
+		if w.unsettled != nil {
+			if err := w.settle(ctx, r, w.unsettled); err != nil {
+				return Token{}, err
+			}
+		}
 		if ctx.Err() != nil {
 			return Token{}, r.ended(ctx)
 		}
@@ -155,7 +165,7 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		case ClassRetry:
 			err = r.wait(ctx, err)
 		case ClassRetryUncertain:
-			err = w.settle(ctx, r, err)
+			w.unsettled, err = err, nil
 		case ClassRefuseRecord, ClassStopOperator, ClassOtherIncarnation:
 			return Token{}, w.final(err)
 		default:
@@ -217,10 +227,17 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 }
 
 // settle waits until a request of unknown outcome can no longer be applied by
-// surprise. The order matters. A paused pipeline can hold what it has read of
+// surprise: then, and when its process is gone, unsettled is nil. The order
+// matters. A paused pipeline can hold what it has read of
 // the body and apply it on resuming, however late: so the lifetime runs while
 // the pipeline is seen to be Running, at its beginning and at its end.
-func (w *Writer) settle(ctx context.Context, r *retrier, cause error) error {
+func (w *Writer) settle(ctx context.Context, r *retrier, cause error) (err error) {
+	defer func() {
+		var changed *IncarnationChanged
+		if err == nil || errors.As(err, &changed) {
+			w.unsettled = nil
+		}
+	}()
 	if err := r.wait(ctx, cause); err != nil {
 		return err
 	}

@@ -284,6 +284,40 @@ func TestSendEndsWithItsContext(t *testing.T) {
 	})
 }
 
+// A Send that ended before its request was settled leaves that to the next
+// one: newer rows must not be overtaken by what may still be applied.
+func TestNextSendSettlesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := newScripted(t, Config{}, func(n int, r seen) answer {
+			switch {
+			case r.path == "/stats":
+				return statsOf("u1", "Running")
+			case n == 1:
+				return answer{}
+			}
+			return accepted("u1", n)
+		})
+		table := ordersTable(true)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.Writer(table).Send(ctx, orderRows(t, table, "1")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"2", "3"} {
+			if _, err := c.Writer(table).Send(t.Context(), orderRows(t, table, id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		posts := s.requests("/ingress/orders")
+		if len(posts) != 3 {
+			t.Fatalf("%d posts", len(posts))
+		}
+		if first, second := posts[1].at.Sub(posts[0].at), posts[2].at.Sub(posts[1].at); first < 30*time.Second || second != 0 {
+			t.Errorf("gaps %s and %s", first, second)
+		}
+	})
+}
+
 // One request a table at a time, also over two writers of one table.
 func TestOneRequestInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -40,8 +40,9 @@ func (p Phase) String() string {
 		return "blocked"
 	case PhaseStopping:
 		return "stopping"
+	default:
+		return "invalid"
 	}
-	return "invalid"
 }
 
 const (

@@ -487,7 +487,8 @@ func TestEachCheckHasItsOwnTimeout(t *testing.T) {
 		began := time.Now()
 		var out bytes.Buffer
 		code := RunChecks(t.Context(), &out, false, []NamedCheck{
-			{Name: "a", Timeout: 3 * time.Second, Run: hang}, {Name: "b", Run: hang},
+			{Name: "a", Timeout: 3 * time.Second, Run: hang},
+			{Name: "b", Run: hang},
 			{Name: "c", Run: func(context.Context) (string, error) { return "fine", nil }},
 		})
 		want := "FAIL a: check \"a\" took longer than 3s: connect: context deadline exceeded\n" +

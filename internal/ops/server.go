@@ -101,7 +101,9 @@ func (s *Server) Serve(ctx context.Context) error {
 		s.logger.LogAttrs(limit, slog.LevelDebug, "requests for health or metrics were cut at the end", slog.Any("err", err))
 		_ = s.http.Close() // the requests are lost either way
 	}
-	<-served
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health and metrics on %s: %w", s.Addr(), err)
+	}
 	return nil
 }
 

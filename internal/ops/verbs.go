@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 )
 
 // Call is what a verb is run with.
@@ -180,7 +179,7 @@ func isHelp(arg string) bool {
 
 func isWord(arg string) bool {
 	return len(arg) <= 20 && !strings.ContainsFunc(arg, func(c rune) bool {
-		return c != '-' && !(unicode.IsLower(c) && c <= unicode.MaxASCII)
+		return c != '-' && (c < 'a' || c > 'z')
 	})
 }
 

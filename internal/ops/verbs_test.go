@@ -52,11 +52,13 @@ func testProgram(err error) Program {
 			return c.Listen, nil
 		}),
 		VersionVerb("pgsource"),
-		{Name: "drop", Help: "drop things", Args: "TABLE…", Flags: func(f *flag.FlagSet) { f.BoolVar(&force, "yes", false, "do it") },
+		{
+			Name: "drop", Help: "drop things", Args: "TABLE…", Flags: func(f *flag.FlagSet) { f.BoolVar(&force, "yes", false, "do it") },
 			Run: func(_ context.Context, call Call) error {
 				_, err := fmt.Fprintln(call.Stdout, force, call.Args)
 				return err
-			}},
+			},
+		},
 	}}
 }
 
@@ -120,8 +122,10 @@ func TestNoVerbShowsASecret(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		secret := rapid.StringMatching(`Zq[A-Za-z0-9]{12}qZ`).Draw(t, "secret")
 		place := rapid.SampledFrom([]string{"", "PGSOURCE_BATCH_ROWS=", "FELDERA_URL=http://u:", "PGSOURCE_UNKNOWN=", "PGSOURCE_DSN_FILE="}).Draw(t, "place")
-		environ := []string{"FELDERA_URL=http://h", "PGSOURCE_TABLES=a.b", "PGSOURCE_LISTEN=127.0.0.1:1",
-			"PGSOURCE_DSN=postgres://u:" + secret + "@h/d", "FELDERA_API_KEY=" + secret}
+		environ := []string{
+			"FELDERA_URL=http://h", "PGSOURCE_TABLES=a.b", "PGSOURCE_LISTEN=127.0.0.1:1",
+			"PGSOURCE_DSN=postgres://u:" + secret + "@h/d", "FELDERA_API_KEY=" + secret,
+		}
 		if place != "" {
 			environ = append([]string{place + secret}, environ...)
 		}

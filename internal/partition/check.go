@@ -65,8 +65,17 @@ func checkBrokers(ctx context.Context, cfg *Config, admin *kadm.Client) error {
 }
 
 func checkTopics(ctx context.Context, cfg *Config, admin *kadm.Client) error {
+	denied := func(name string, err error) error {
+		return &decode.Refusal{
+			Reason: decode.ReasonSetup, What: "topic", Where: name, Why: "this user may not describe it",
+			Do: fmt.Sprintf("grant it (kafka-acls --add --allow-principal User:… --operation Read --operation Describe --topic %s)", name), Err: err,
+		}
+	}
 	topics, err := admin.ListTopics(ctx, cfg.topics()...)
-	if err != nil {
+	switch {
+	case errors.Is(err, kerr.TopicAuthorizationFailed): // of one of them; which one is not said
+		return denied(strings.Join(cfg.topics(), ", "), err)
+	case err != nil:
 		return cfg.explain("look up topics", err)
 	}
 	var faults []error
@@ -79,10 +88,7 @@ func checkTopics(ctx context.Context, cfg *Config, admin *kadm.Client) error {
 				Do: fmt.Sprintf("create it (kafka-topics --create --topic %s), or take it out of the configuration", name),
 			})
 		case errors.Is(d.Err, kerr.TopicAuthorizationFailed):
-			faults = append(faults, &decode.Refusal{
-				Reason: decode.ReasonSetup, What: "topic", Where: name, Why: "this user may not describe it",
-				Do: fmt.Sprintf("grant it (kafka-acls --add --allow-principal User:… --operation Read --operation Describe --topic %s)", name), Err: d.Err,
-			})
+			faults = append(faults, denied(name, d.Err))
 		case d.Err != nil:
 			faults = append(faults, fmt.Errorf("look up topic %s: %w", name, d.Err))
 		}

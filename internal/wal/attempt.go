@@ -128,7 +128,7 @@ func (a *attempt) connections(work, hard context.Context) {
 			return
 		case errors.Is(err, errMemory):
 			a.s.cfg.Metrics.backpressure.Inc()
-			a.s.log.Warn("stream closed on purpose until the destination has caught up: the slot keeps its position", "err", err, "buffered_bytes", a.queue.held())
+			a.s.log.WarnContext(work, "stream closed on purpose until the destination has caught up: the slot keeps its position", "err", err, "buffered_bytes", a.queue.held())
 			a.s.cfg.Report(Status{
 				Check: CheckSource, Message: "disconnected on purpose: the destination is slower than the source and PGSOURCE_MEMORY_LIMIT is reached",
 				Hint: "look at the check \"destination\"; the slot retains WAL meanwhile",
@@ -154,7 +154,7 @@ func (a *attempt) connections(work, hard context.Context) {
 		a.s.cfg.Metrics.retries.WithLabelValues("stream").Inc()
 		a.s.cfg.Phase(PhaseConnecting)
 		a.s.reportFailure(CheckSource, err)
-		a.s.log.Warn("replication connection ended, connecting again", "err", err, "attempt", attempt, "wait", wait)
+		a.s.log.WarnContext(work, "replication connection ended, connecting again", "err", err, "attempt", attempt, "wait", wait)
 		if sleep(work, wait) != nil {
 			return
 		}
@@ -176,7 +176,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.s.log.Info("streaming", "slot", a.s.cfg.Slot, "lsn", decode.FormatLSN(from))
+	a.s.log.InfoContext(work, "streaming", "slot", a.s.cfg.Slot, "lsn", decode.FormatLSN(from))
 	a.s.cfg.Phase(PhaseStreaming)
 	a.s.cfg.Report(Status{Check: CheckSource, OK: true, Message: "streaming from slot " + a.s.cfg.Slot})
 
@@ -228,7 +228,7 @@ func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 	for {
 		msg, err := st.read(a.s.cfg.StallTimeout)
 		if work.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the read was interrupted because the work has ended
 		}
 		if err != nil {
 			var netErr net.Error

@@ -175,7 +175,7 @@ func (d *deliverer) drain(hard context.Context) {
 		select {
 		case <-d.finished:
 		case <-timeout.C:
-			d.a.s.log.Warn("stopping without waiting any longer for completion: the rest is delivered again after the next start",
+			d.a.s.log.WarnContext(hard, "stopping without waiting any longer for completion: the rest is delivered again after the next start",
 				"batches", d.unfinished(), "waited", d.cfg.ShutdownTimeout)
 			return
 		case <-hard.Done():
@@ -250,8 +250,9 @@ func (d *deliverer) row(msg []byte, tx *transaction) error {
 		}
 		r.out.counts[rowCount{r.rel.String(), m.Change.Op}]++
 		return nil
+	default:
+		return at(fmt.Errorf("broken invariant: message %q in a transaction's frames", byte(m.Kind)), tx)
 	}
-	return at(fmt.Errorf("broken invariant: message %q in a transaction's frames", byte(m.Kind)), tx)
 }
 
 // setRoute compiles the way for a relation's rows, as the server has just

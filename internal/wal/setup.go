@@ -59,7 +59,7 @@ func (s *Source) prepare(ctx context.Context) (*ready, error) {
 		s.reportFailure(CheckSource, err)
 		return nil, err
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() //nolint:contextcheck // closing must work after a stop
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	if err := s.prepareSource(ctx, conn, r); err != nil {
 		s.reportFailure(CheckSource, err)
 		return nil, err
@@ -272,7 +272,7 @@ func (s *Source) ensurePublication(ctx context.Context, conn *pgx.Conn) error {
 		if _, err := conn.Exec(ctx, s.publicationStatement()); err != nil {
 			return classify(fmt.Sprintf("create publication %q", s.cfg.Publication), err)
 		}
-		s.log.Info("publication created", "publication", s.cfg.Publication, "tables", len(s.cfg.Tables))
+		s.log.InfoContext(ctx, "publication created", "publication", s.cfg.Publication, "tables", len(s.cfg.Tables))
 		return nil
 	}
 	if err != nil {
@@ -402,7 +402,7 @@ func (s *Source) createSlot(ctx context.Context, conn *pgx.Conn) (*slotState, er
 	if err != nil {
 		return nil, err
 	}
-	s.log.Warn("slot created: changes committed before it are not part of the stream", "slot", s.cfg.Slot, "lsn", decode.FormatLSN(slot.confirmed))
+	s.log.WarnContext(ctx, "slot created: changes committed before it are not part of the stream", "slot", s.cfg.Slot, "lsn", decode.FormatLSN(slot.confirmed))
 	return slot, nil
 }
 
@@ -515,7 +515,7 @@ func (s *Source) look(ctx context.Context, fn func(context.Context, *pgx.Conn) e
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() //nolint:contextcheck // closing must work after the deadline
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	return fn(qctx, conn)

@@ -120,7 +120,7 @@ func startStream(ctx context.Context, dsn, slot, publication string, start uint6
 			return &stream{conn: hijacked.Conn, frontend: hijacked.Frontend}, nil
 		}
 	}
-	_ = conn.Close(context.WithoutCancel(ctx)) //nolint:contextcheck // the connection is given up; ctx may be what ended it
+	_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it
 	return nil, classify(fmt.Sprintf("start replication from slot %q at %s", slot, decode.FormatLSN(start)), err)
 }
 

@@ -172,12 +172,12 @@ func (s *Source) Run(ctx context.Context) error {
 		case err == nil || ctx.Err() != nil:
 			return stopped(ctx, err)
 		case errors.As(err, &changed):
-			s.destinationRestarted(changed)
+			s.destinationRestarted(ctx, changed)
 		default:
 			return err
 		}
 		if err := sleep(ctx, retry.NextBackOff()); err != nil {
-			return nil
+			return stopped(ctx, err)
 		}
 	}
 }
@@ -185,9 +185,9 @@ func (s *Source) Run(ctx context.Context) error {
 // destinationRestarted says what a change of incarnation means. What was not
 // confirmed is delivered again by the next attempt; what was confirmed may be
 // gone, and only a person can know.
-func (s *Source) destinationRestarted(changed *feldera.IncarnationChanged) {
+func (s *Source) destinationRestarted(ctx context.Context, changed *feldera.IncarnationChanged) {
 	s.cfg.Metrics.incarnations.Inc()
-	s.log.Error("the pipeline is another incarnation: unconfirmed transactions are delivered again, confirmed ones may be lost",
+	s.log.ErrorContext(ctx, "the pipeline is another incarnation: unconfirmed transactions are delivered again, confirmed ones may be lost",
 		"was", changed.Was, "now", changed.Now)
 	s.cfg.Report(Status{
 		Check: CheckState, Blocking: true,
@@ -213,7 +213,7 @@ func (s *Source) prepareUntilReady(ctx context.Context) (*ready, error) {
 		}
 		wait := retry.NextBackOff()
 		s.cfg.Metrics.retries.WithLabelValues("prepare").Inc()
-		s.log.Warn("not ready yet, trying again", "err", err, "attempt", attempt, "wait", wait)
+		s.log.WarnContext(ctx, "not ready yet, trying again", "err", err, "attempt", attempt, "wait", wait)
 		if err := sleep(ctx, wait); err != nil {
 			return nil, err
 		}
@@ -228,7 +228,7 @@ func stopped(ctx context.Context, err error) error {
 		return err
 	}
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // the stop is what ended it
 	}
 	return err
 }

@@ -22,7 +22,7 @@ import (
 func TestKafkasink(t *testing.T) {
 	t.Parallel()
 	kafka := harness.NeedKafka(t, harness.KafkaOptions{})
-	for name, run := range map[string]func(*testing.T, *sinkWorld){
+	for name, run := range map[string]func(*sinkWorld){
 		"carries rows and tombstones":          sinkCarries,
 		"waits for completion":                 sinkWaitsForCompletion,
 		"killed before completion":             sinkKilledBeforeCompletion,
@@ -44,7 +44,7 @@ func TestKafkasink(t *testing.T) {
 			if err := kafka.CreateTopic(t.Context(), w.topic, 3, nil); err != nil {
 				t.Fatal(err)
 			}
-			run(t, w)
+			run(w)
 		})
 	}
 }
@@ -152,7 +152,8 @@ func (w *sinkWorld) wantOrders(n int) {
 	}
 }
 
-func sinkCarries(t *testing.T, w *sinkWorld) {
+func sinkCarries(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	w.produce(0, "1", order(1, "ada"), "2", order(2, "bob"), "1", order(1, "ada again"), "2", "")
 	w.produce(1, "3", `{"ID": 3, "Customer": "c\u00e9", "amount": 1.10, "paid": false, "unknown": [1]}`)
@@ -164,7 +165,8 @@ func sinkCarries(t *testing.T, w *sinkWorld) {
 	}
 }
 
-func sinkWaitsForCompletion(t *testing.T, w *sinkWorld) {
+func sinkWaitsForCompletion(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	w.produce(0, "1", order(1, "before"))
 	w.awaitCommitted(map[int32]int64{0: 1})
@@ -187,7 +189,8 @@ func sinkWaitsForCompletion(t *testing.T, w *sinkWorld) {
 	}
 }
 
-func sinkKilledBeforeCompletion(t *testing.T, w *sinkWorld) {
+func sinkKilledBeforeCompletion(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	total := 0
 	for round := range 3 {
@@ -213,7 +216,8 @@ func sinkKilledBeforeCompletion(t *testing.T, w *sinkWorld) {
 	}
 }
 
-func sinkStopsOnePartition(t *testing.T, w *sinkWorld) {
+func sinkStopsOnePartition(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	w.produce(0, "1", order(1, "good"), "x", `{"id": 2, `, "3", order(3, "behind it"))
 	w.produceOrders(1, 10, 20, "other")
@@ -233,7 +237,8 @@ func sinkStopsOnePartition(t *testing.T, w *sinkWorld) {
 	w.wantOrders(22)
 }
 
-func sinkSkips(t *testing.T, w *sinkWorld) {
+func sinkSkips(w *sinkWorld) {
+	t := w.t
 	d := w.start(map[string]string{"KAFKASINK_POISON": "skip"})
 	w.produce(0, "1", "not json", "2", order(2, "good"), "3", `{"id":3,"customer":null,"paid":true}`)
 	w.awaitCommitted(map[int32]int64{0: 3})
@@ -245,7 +250,8 @@ func sinkSkips(t *testing.T, w *sinkWorld) {
 	}
 }
 
-func sinkStopsClean(t *testing.T, w *sinkWorld) {
+func sinkStopsClean(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	w.sim.HoldCompletion()
 	w.produce(0, "1", order(1, "in flight"))
@@ -268,7 +274,8 @@ func sinkStopsClean(t *testing.T, w *sinkWorld) {
 	}
 }
 
-func sinkHandsOver(t *testing.T, w *sinkWorld) {
+func sinkHandsOver(w *sinkWorld) {
+	t := w.t
 	first := w.start(nil)
 	for p := range int32(3) {
 		w.produceOrders(p, int(p)*1000, int(p)*1000+100, "first")
@@ -292,7 +299,8 @@ func sinkHandsOver(t *testing.T, w *sinkWorld) {
 	w.wantOrders(900)
 }
 
-func sinkPipelineRestarted(t *testing.T, w *sinkWorld) {
+func sinkPipelineRestarted(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	w.produce(0, "1", order(1, "committed"))
 	w.awaitCommitted(map[int32]int64{0: 1})
@@ -308,7 +316,8 @@ func sinkPipelineRestarted(t *testing.T, w *sinkWorld) {
 	})
 }
 
-func sinkWaitsForFeldera(t *testing.T, w *sinkWorld) {
+func sinkWaitsForFeldera(w *sinkWorld) {
+	t := w.t
 	w.sim.Kill()
 	d := w.start(nil)
 	w.produce(0, "1", order(1, "early"))
@@ -326,7 +335,8 @@ func sinkWaitsForFeldera(t *testing.T, w *sinkWorld) {
 
 // Aborted transactions and their markers take offsets that are never
 // received; the committed offset passes them all the same.
-func sinkPassesMarkers(t *testing.T, w *sinkWorld) {
+func sinkPassesMarkers(w *sinkWorld) {
+	t := w.t
 	w.start(nil)
 	client, err := w.kafka.Client(kgo.TransactionalID(w.topic), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(w.topic))
 	if err != nil {
@@ -349,7 +359,8 @@ func sinkPassesMarkers(t *testing.T, w *sinkWorld) {
 	w.wantRows([]string{"0", "transactional", "0.5"}, []string{"2", "transactional", "2.5"})
 }
 
-func sinkGap(t *testing.T, w *sinkWorld) {
+func sinkGap(w *sinkWorld) {
+	t := w.t
 	d := w.start(nil)
 	w.produceOrders(0, 0, 5, "read")
 	w.awaitCommitted(map[int32]int64{0: 5})
@@ -375,7 +386,8 @@ func sinkGap(t *testing.T, w *sinkWorld) {
 	w.wantOrders(5 + 8)
 }
 
-func sinkBadSettings(t *testing.T, w *sinkWorld) {
+func sinkBadSettings(w *sinkWorld) {
+	t := w.t
 	for name, c := range map[string]struct {
 		change map[string]string
 		args   []string

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"testing"
 	"time"
 
@@ -122,11 +121,4 @@ func health(t *testing.T, d *harness.Daemon, what string, cond func(status int, 
 		}
 		return fmt.Sprintf("%d %s", status, body), cond(status, string(body))
 	})
-}
-
-func writeFile(t *testing.T, name, content string) {
-	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
 }

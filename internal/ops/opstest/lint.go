@@ -13,19 +13,19 @@ import (
 // LintMetrics fails the test for every metric of g that does not follow the
 // naming conventions, except those named in exempt (which are not ours to
 // name). A metric vector shows up only once it has a child.
-func LintMetrics(t testing.TB, g prometheus.Gatherer, exempt ...string) {
-	t.Helper()
+func LintMetrics(tb testing.TB, g prometheus.Gatherer, exempt ...string) {
+	tb.Helper()
 	families, err := g.Gather()
 	if err != nil {
-		t.Fatalf("gather the metrics: %v", err)
+		tb.Fatalf("gather the metrics: %v", err)
 	}
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
 	if err != nil {
-		t.Fatalf("lint the metrics: %v", err)
+		tb.Fatalf("lint the metrics: %v", err)
 	}
 	for _, p := range problems {
 		if !slices.Contains(exempt, p.Metric) {
-			t.Errorf("metric %s: %s", p.Metric, p.Text)
+			tb.Errorf("metric %s: %s", p.Metric, p.Text)
 		}
 	}
 }

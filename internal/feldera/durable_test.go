@@ -1,0 +1,67 @@
+package feldera
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/internal/ack"
+)
+
+// A failed checkpoint is asked for again, and does not count as the first of a
+// pair.
+func TestFailedCheckpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var retries []Retry
+		seq := -1
+		c, _ := newScripted(t, Config{OnRetry: func(r Retry) { retries = append(retries, r) }}, func(_ int, r seen) answer {
+			switch {
+			case r.path == "/checkpoint":
+				seq++
+				return answer{status: 200, body: fmt.Sprintf(`{"checkpoint_sequence_number":%d,"incarnation_uuid":"u1"}`, seq)}
+			case r.path == "/stats":
+				return statsOf("u1", "Running")
+			case seq == 0:
+				return answer{status: 200, body: `{"success":null,"failure":{"sequence_number":0,"error":"disk full","failed_at":""}}`}
+			}
+			return answer{status: 200, body: fmt.Sprintf(`{"success":%d,"failure":{"sequence_number":0,"error":"disk full","failed_at":""}}`, seq)}
+		})
+		c.Expect("u1")
+		d := c.NewDurability(DurabilityOptions{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		got := make(chan Evidence, 1)
+		d.Watch(Evidence{Token: tokenNo("orders", 1), Rung: ack.Completed, Step: 5}, func(ev Evidence) { got <- ev })
+		go func() { ended <- d.Run(ctx) }()
+		if ev := <-got; ev.Err != nil || ev.Rung != ack.Durable || ev.Step != 5 {
+			t.Errorf("%+v", ev)
+		}
+		if seq != 2 || len(retries) != 1 || !errors.Is(retries[0].Err, errCheckpoint) {
+			t.Errorf("%d requests, %+v", seq+1, retries)
+		}
+		// With nothing to prove, nothing is asked for.
+		sleep(ctx, time.Hour)
+		if seq != 2 {
+			t.Errorf("%d requests", seq+1)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// Rows of a former incarnation are in no checkpoint of the present one.
+func TestDurableOfAnotherIncarnation(t *testing.T) {
+	ev := Evidence{Token: tokenNo("orders", 1), Rung: ack.Completed, Step: 5}
+	var changed *IncarnationChanged
+	if got := proven(ev, "u2"); !errors.As(got.Err, &changed) || changed.Was != "u1" || changed.Now != "u2" {
+		t.Errorf("%+v", got)
+	}
+	if got := proven(ev, "u1"); got.Err != nil || got.Rung != ack.Durable {
+		t.Errorf("%+v", got)
+	}
+}
