@@ -25,6 +25,13 @@ type Writer struct {
 	// context before it has settled: the next one must not overtake the rows
 	// that may still be applied.
 	unsettled error
+	// clean is false while the endpoint may hold the beginning of a body that
+	// was cut: by an attempt of ours without an answer, or by a process before
+	// us, which is why it begins false. The engine's splitter belongs to the
+	// endpoint, not to the request, and puts such a rest in front of the next
+	// body, which is then refused as a whole. A refusal counts only when clean.
+	// It is guarded by turn.
+	clean bool
 }
 
 // Writer gives the writer of a table. All calls for one table give the same.
@@ -159,14 +166,20 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		}
 		tok, err := w.post(ctx, body)
 		if err == nil {
+			w.clean = true
 			return tok, nil
 		}
-		switch Classify(err) {
-		case ClassRetry:
+		switch class := Classify(err); {
+		case class == ClassRetry:
 			err = r.wait(ctx, err)
-		case ClassRetryUncertain:
+		case class == ClassRetryUncertain:
+			w.clean = false
 			w.unsettled, err = err, nil
-		case ClassRefuseRecord, ClassStopOperator, ClassOtherIncarnation:
+		case class == ClassRefuseRecord && !w.clean:
+			// The refusal has emptied the splitter; the next one is meant.
+			w.clean = true
+			err = r.wait(ctx, fmt.Errorf("refused, perhaps for the rest of a request that was cut before: %w", err))
+		case class == ClassRefuseRecord, class == ClassStopOperator, class == ClassOtherIncarnation:
 			return Token{}, w.final(err)
 		default:
 			return Token{}, err

@@ -96,7 +96,7 @@ func bench(ctx context.Context, o options, out io.Writer) error {
 		return fmt.Errorf("read the load of the machine: %w", err)
 	}
 	r := report{Go: runtime.Version(), CPUs: runtime.NumCPU(), LoadAtStart: strings.Join(strings.Fields(string(load))[:3], " "), Started: began.UTC()}
-	_, _ = fmt.Fprintf(out, "%d CPUs, %s, load at start %s. Feldera is SIMULATED: its simulator counts rows without storing them, in its own process.\n", r.CPUs, r.Go, r.LoadAtStart)
+	_, _ = fmt.Fprintf(out, "%d CPUs, %s, load at start %s. Feldera is SIMULATED: its simulator counts rows without storing them, in its own process on the same CPUs.\n", r.CPUs, r.Go, r.LoadAtStart)
 	progress := func(format string, args ...any) {
 		_, _ = fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
 	}

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds each wait for something that must happen. It is far above
 // what anything takes, and is only spent by a failure.
-const patience = 30 * time.Second
+const patience = 60 * time.Second
 
 // program is the pipeline of most tests.
 const program = `
