@@ -80,6 +80,14 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 bench: setup ## measure both daemons against the simulator
 	go run ./test/bench
 
+.PHONY: contract
+contract: ## Feldera's contract, on the simulator, or with FELDERA_URL=… FELDERA_PIPELINE=… on a real pipeline
+	@go run ./test/contract
+
+.PHONY: contract-sql
+contract-sql: ## the SQL program that a pipeline under "make contract" must run
+	@go run ./test/contract -sql
+
 .PHONY: demo
 demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
 	go run ./test/demo

@@ -29,6 +29,7 @@ func program() ops.Program {
 			{Name: "run", Help: "carry changes until a signal", MoreHelp: config.HelpPGSource, Run: run},
 			ops.ConfigVerb(func(environ []string) (ops.Printer, error) { return load(environ) }, config.HelpPGSource),
 			ops.CheckVerb(preflights),
+			felderaSQLVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
 				c, err := config.LoadPGSource(environ)
 				if err != nil {

@@ -131,7 +131,7 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 	n, err := parseNote(at.metadata, at.committed)
 	if err != nil {
 		out.wait = err.Error()
-		return out, nil
+		return out, nil //nolint:nilerr // metadata of others is normal; it only means to wait
 	}
 	out.note, out.known, out.epoch = n, true, n.Epoch+1
 	// Where this session wrote the note itself, its senders know which of
@@ -287,6 +287,12 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 	if pl.wait != "" && s.cfg.RequestLifetime > 0 {
 		cfg.NotBefore = now.Add(s.cfg.RequestLifetime)
 	}
+	s.mu.Lock()
+	if until := s.notBefore[at.place]; pl.wait == "" && pl.note.Owner == s.id && until.After(now) {
+		cfg.NotBefore, pl.wait = until, "an owner before this session left no clean note"
+	}
+	s.notBefore[at.place] = cfg.NotBefore
+	s.mu.Unlock()
 	s.enter(lane.New(cfg), pl.wait)
 	attrs := []any{
 		slog.String("topic", at.topic), slog.Int64("partition", int64(at.partition)), slog.Int64("offset", pl.offset),
@@ -337,12 +343,11 @@ func (s *session) onRevoked(_ context.Context, _ *kgo.Client, m map[string][]int
 }
 
 // onLost gives partitions up at once: they are somebody else's by now.
-func (s *session) onLost(ctx context.Context, _ *kgo.Client, m map[string][]int32) {
+func (s *session) onLost(_ context.Context, _ *kgo.Client, m map[string][]int32) {
 	<-s.ready
 	for _, h := range s.disown(m) {
-		s.bury(h)
+		s.givenUp(h, s.bury(h), "lost", "none")
 		s.cfg.Metrics.drains.WithLabelValues("lost").Inc()
-		s.log.WarnContext(ctx, "partition lost", slog.String("topic", h.topic), slog.Int64("partition", int64(h.partition)))
 	}
 	s.applyPauses()
 }
@@ -380,14 +385,7 @@ func (s *session) retire(hs []*held, wait time.Duration, why string) {
 	s.commitMu.Lock()
 	err := s.commit(s.life, hs, true)
 	for _, h := range hs {
-		left := s.bury(h)
-		level := slog.LevelInfo
-		if left.InFlight > 0 {
-			level = slog.LevelWarn
-		}
-		s.log.Log(s.life, level, "partition given up", slog.String("topic", h.topic), slog.Int64("partition", int64(h.partition)),
-			slog.String("why", why), slog.String("drain", outcome), slog.Int64("committed", left.From),
-			slog.Int64("completed", left.Completed), slog.Int64("received", left.Next), slog.Int64("in_flight_records", int64(left.InFlight)))
+		s.givenUp(h, s.bury(h), why, outcome)
 	}
 	s.commitMu.Unlock()
 	s.cfg.Metrics.drains.WithLabelValues(outcome).Inc()
@@ -395,6 +393,18 @@ func (s *session) retire(hs []*held, wait time.Duration, why string) {
 		s.log.WarnContext(s.life, "last commit before giving partitions up did not succeed; the next owner reads some records again", slog.Any("err", err))
 	}
 	s.applyPauses()
+}
+
+// givenUp says which offsets a lane leaves for the next owner to read again:
+// from committed up to received.
+func (s *session) givenUp(h *held, left lane.Abandoned, why, drain string) {
+	level := slog.LevelInfo
+	if left.InFlight > 0 {
+		level = slog.LevelWarn
+	}
+	s.log.Log(s.life, level, "partition given up", slog.String("topic", h.topic), slog.Int64("partition", int64(h.partition)),
+		slog.String("why", why), slog.String("drain", drain), slog.Int64("committed", left.From), slog.Int64("completed", left.Completed),
+		slog.Int64("received", left.Next), slog.Int("in_flight_records", left.InFlight))
 }
 
 // awaitDrained waits until the lanes have drained, and says how it ended.

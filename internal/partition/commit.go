@@ -32,16 +32,16 @@ const (
 
 // judge classifies a commit's error code. The only place that does.
 func judge(code int16) verdict {
-	switch kerr.ErrorForCode(code) {
-	case nil:
+	switch code {
+	case 0:
 		return committed
-	case kerr.UnknownMemberID, kerr.IllegalGeneration, kerr.FencedInstanceID, kerr.FencedMemberEpoch, kerr.StaleMemberEpoch:
+	case kerr.UnknownMemberID.Code, kerr.IllegalGeneration.Code, kerr.FencedInstanceID.Code, kerr.FencedMemberEpoch.Code, kerr.StaleMemberEpoch.Code:
 		return fenced
-	case kerr.RebalanceInProgress, kerr.CoordinatorLoadInProgress, kerr.CoordinatorNotAvailable, kerr.NotCoordinator, kerr.RequestTimedOut:
+	case kerr.RebalanceInProgress.Code, kerr.CoordinatorLoadInProgress.Code, kerr.CoordinatorNotAvailable.Code, kerr.NotCoordinator.Code, kerr.RequestTimedOut.Code:
 		return later
-	case kerr.UnknownTopicID, kerr.UnknownTopicOrPartition, kerr.InconsistentTopicID:
+	case kerr.UnknownTopicID.Code, kerr.UnknownTopicOrPartition.Code, kerr.InconsistentTopicID.Code:
 		return topicGone
-	case kerr.OffsetMetadataTooLarge:
+	case kerr.OffsetMetadataTooLarge.Code:
 		return noteTooBig
 	}
 	return denied
@@ -98,7 +98,7 @@ func (s *session) commit(ctx context.Context, hs []*held, final bool) error {
 	for {
 		entries := make(map[place]entry, len(hs))
 		for _, h := range hs {
-			if c, ok := h.lane.ToCommit(final); ok {
+			if c, ok := h.lane.ToCommit(final, time.Now()); ok {
 				entries[h.place] = entry{h, c}
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 func TestDeliversAndCommits(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		for p := range int32(3) {
 			w.fill(topic, p, 50)
 		}
@@ -51,6 +52,7 @@ func TestDeliversAndCommits(t *testing.T) {
 
 func TestNothingIsCommittedBeforeItIsCompleted(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		w.engine.hold()
 		w.fill(topic, 0, 5)
 		m := w.start(nil)

@@ -96,7 +96,7 @@ func (s *session) fetchFailed(ctx context.Context, topic string, partition int32
 		s.mu.Unlock()
 		s.wakeMender()
 		s.log.WarnContext(ctx, "fetching failed; the partition is paused and tried again", slog.String("topic", topic), slog.Int64("partition", int64(partition)),
-			slog.Int("attempt", attempt), slog.Any("err", s.cfg.explain("fetch "+h.place.String(), err)))
+			slog.Int("attempt", attempt), slog.Any("err", s.cfg.explain("fetch "+h.String(), err)))
 	}
 	s.applyPauses()
 }
@@ -297,12 +297,11 @@ func (s *session) mendGap(ctx context.Context, h *held) time.Duration {
 			if !s.forgive(h, t) {
 				return
 			}
-			now := time.Now()
 			s.enter(lane.New(lane.Config{
 				Topic: h.topic, TopicID: f.newID, Partition: h.partition, Epoch: h.lane.Epoch() + 1,
-				Start: r.to, StartLeaderEpoch: -1, Committed: lane.NoCommit, NotBefore: now,
+				Start: r.to, StartLeaderEpoch: -1, Committed: lane.NoCommit, NotBefore: h.lane.NotBefore(),
 				Limits: lane.Limits{HighRecords: s.cfg.LaneRecords, HighBytes: s.cfg.LaneMemory},
-			}), "")
+			}), h.waits)
 			s.seek(h.place, r.to)
 			select {
 			case s.kick <- struct{}{}:
@@ -367,11 +366,11 @@ func (s *session) lookUp(ctx context.Context, h *held, cause error) (facts, erro
 	f.newID = d.ID
 	starts, err := s.admin.ListStartOffsets(ctx, h.topic)
 	if err != nil {
-		return f, s.cfg.explain("list the start of "+h.place.String(), err)
+		return f, s.cfg.explain("list the start of "+h.String(), err)
 	}
 	ends, err := s.admin.ListEndOffsets(ctx, h.topic)
 	if err != nil {
-		return f, s.cfg.explain("list the end of "+h.place.String(), err)
+		return f, s.cfg.explain("list the end of "+h.String(), err)
 	}
 	f.start, f.end, err = boundsOf(starts, ends, h.place)
 	return f, err

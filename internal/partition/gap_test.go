@@ -1,7 +1,6 @@
 package partition
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -47,6 +46,7 @@ func TestRetentionPassedThePosition(t *testing.T) {
 	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				set := func(c *Config) { c.OnGap = policy }
 				w.run(5, set)
 				w.fill(topic, 0, 10)
@@ -99,6 +99,7 @@ func TestTopicMadeAnewWhileConsuming(t *testing.T) {
 	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				m := w.start(func(c *Config) { c.OnGap = policy })
 				w.fill(topic, 0, 5)
 				w.eventually("committed", func() bool { return w.committed(first) == 5 })
@@ -134,6 +135,7 @@ func TestTopicMadeAnewWhileAway(t *testing.T) {
 	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				set := func(c *Config) { c.OnGap = policy }
 				w.run(5, set)
 				old := w.cluster.GroupInfo(group).Commits[topic][0]
@@ -198,7 +200,7 @@ func (w *world) putOffset(topic string, partition int32, offset int64, metadata 
 	w.mu.Lock()
 	w.tool = true // not ours to audit
 	w.mu.Unlock()
-	resp, err := req.RequestWith(context.Background(), w.writer)
+	resp, err := req.RequestWith(w.t.Context(), w.writer)
 	w.mu.Lock()
 	w.tool = false
 	w.mu.Unlock()
@@ -214,6 +216,7 @@ func TestPositionBeyondTheLog(t *testing.T) {
 	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				w.reruns = true
 				w.fill(topic, 0, 5)
 				w.putOffset(topic, 0, 50, "")
@@ -241,6 +244,7 @@ func TestPositionBeyondTheLog(t *testing.T) {
 
 func TestTransientFetchErrorPausesAndComesBack(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.eventually("taken", func() bool { return m.owns() == 2 })
 		f := w.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: topic, Partitions: []int32{0}, Err: kerr.TopicAuthorizationFailed, Count: -1})
@@ -267,6 +271,7 @@ func TestStartPolicies(t *testing.T) {
 	for _, policy := range []StartPolicy{StartEarliest, StartLatest, StartStop} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				w.fill(topic, 0, 5)
 				if policy == StartLatest {
 					w.engine.forgive(first, 0, 1, 2, 3, 4)
@@ -307,6 +312,7 @@ func TestStartPolicies(t *testing.T) {
 // first records would be missed.
 func TestStartLatestReadsAddedPartitionsFromTheirStart(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		set := func(c *Config) { c.Start = StartLatest }
 		m := w.start(set)
 		w.eventually("committed", func() bool { return w.committed(first) == 0 })
@@ -317,7 +323,7 @@ func TestStartLatestReadsAddedPartitionsFromTheirStart(t *testing.T) {
 		rt := kmsg.NewCreatePartitionsRequestTopic()
 		rt.Topic, rt.Count = topic, 2
 		req.Topics = append(req.Topics, rt)
-		if _, err := req.RequestWith(context.Background(), w.writer); err != nil {
+		if _, err := req.RequestWith(w.t.Context(), w.writer); err != nil {
 			t.Fatal(err)
 		}
 		w.writer.ForceMetadataRefresh()
@@ -333,6 +339,7 @@ func TestStartLatestReadsAddedPartitionsFromTheirStart(t *testing.T) {
 
 func TestTransactionMarkersAndAbortedRecords(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		producer, err := kgo.NewClient(kgo.SeedBrokers("localhost:9092"), kgo.Dialer(w.network.DialContext), kgo.TransactionalID("tx"),
@@ -341,7 +348,7 @@ func TestTransactionMarkersAndAbortedRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer producer.Close()
-		ctx := context.Background()
+		ctx := t.Context()
 		for i := range 6 {
 			if err := producer.BeginTransaction(); err != nil {
 				t.Fatal(err)

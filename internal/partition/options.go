@@ -74,7 +74,7 @@ func (s *session) consumerOptions(ctx context.Context) ([]kgo.Opt, error) {
 		// A resumed partition waits for the fetch in flight to end.
 		kgo.FetchMaxWait(500*time.Millisecond),
 		kgo.FetchMaxBytes(16<<20),
-		kgo.FetchMaxPartitionBytes(int32(max(min(s.cfg.LaneMemory/4, 1<<20), 1<<10))), //nolint:gosec // at most 1 MiB
+		kgo.FetchMaxPartitionBytes(int32(max(min(s.cfg.LaneMemory/4, 1<<20), 1<<10))),
 		kgo.MaxDecompressBatchBytes(128<<20),
 		kgo.WithHooks(s.member),
 	), nil

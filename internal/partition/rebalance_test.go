@@ -25,6 +25,7 @@ func moved(b *member) place {
 
 func TestRevocationDrains(t *testing.T) {
 	realTime(t, func(w *world) {
+		t := w.t
 		a := w.start(nil)
 		w.eventually("both taken", func() bool { return a.owns() == 2 })
 		w.pass(200 * time.Millisecond)
@@ -67,6 +68,7 @@ func TestRevocationDrains(t *testing.T) {
 
 func TestRevocationDeadlineAbandonsAndLateEvidenceChangesNothing(t *testing.T) {
 	realTime(t, func(w *world) {
+		t := w.t
 		a := w.start(nil)
 		w.eventually("both taken", func() bool { return a.owns() == 2 })
 		w.engine.hold()
@@ -117,6 +119,7 @@ func TestRevocationDeadlineAbandonsAndLateEvidenceChangesNothing(t *testing.T) {
 
 func TestRevocationAbandonPolicy(t *testing.T) {
 	realTime(t, func(w *world) {
+		t := w.t
 		abandon := func(c *Config) { c.Revoke = RevokeAbandon }
 		a := w.start(abandon)
 		w.eventually("both taken", func() bool { return a.owns() == 2 })
@@ -155,6 +158,7 @@ func TestRevocationAbandonPolicy(t *testing.T) {
 // must not overtake it.
 func TestRetryDoesNotOutliveTheLane(t *testing.T) {
 	realTime(t, func(w *world) {
+		t := w.t
 		a := w.start(func(c *Config) { c.BatchAge = 500 * time.Millisecond })
 		w.eventually("both taken", func() bool { return a.owns() == 2 })
 		w.pass(300 * time.Millisecond)
@@ -190,6 +194,7 @@ func TestRetryDoesNotOutliveTheLane(t *testing.T) {
 
 func TestLostPartitionsDieWithoutCommit(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		w.engine.hold()
@@ -210,10 +215,60 @@ func TestLostPartitionsDieWithoutCommit(t *testing.T) {
 	}, kfake.SeedTopics(1, topic))
 }
 
+// A wait for requests of an owner that crashed is not cut short by losing the
+// partition meanwhile: neither where the same member gets it back, nor where
+// another does.
+func TestWaitSurvivesLossAndShutdown(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		// The first owner sends and is gone without a clean note.
+		a := w.start(nil)
+		w.eventually("taken", func() bool { return a.owns() == 1 })
+		w.engine.hold()
+		w.fill(topic, 0, 5)
+		w.eventually("accepted", func() bool { return len(w.engine.arrived(first)) == 5 })
+		a.cancel()
+		a.now()
+		<-a.done
+		w.engine.release()
+		gone := time.Now()
+		table := w.engine.table("orders")
+		before := table.count()
+
+		b := w.start(nil)
+		w.eventually("taken", func() bool { p, ok := b.partition(first); return ok && p.Waits != "" })
+		w.pass(10 * time.Second)
+		w.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Heartbeat}, Err: kerr.UnknownMemberID})
+		w.eventually("lost", func() bool { return b.metric("kafkasink_drains_total", "outcome=lost") == 1 })
+		w.eventually("taken again", func() bool { p, ok := b.partition(first); return ok && p.Waits != "" })
+		w.eventually("sent", func() bool { return table.count() > before })
+		if d := time.Since(gone); d < 29*time.Second || d > 45*time.Second {
+			t.Errorf("sent after %v", d)
+		}
+		w.eventually("committed", func() bool { return w.committed(first) == 5 })
+		if err := b.stop(); err != nil {
+			t.Fatal(err)
+		}
+
+		// An owner that waits, and is stopped before the wait is over.
+		w.putOffset(topic, 0, 5, note{Offset: 5, Epoch: 9, Owner: "crashed"}.encode())
+		c := w.start(nil)
+		w.eventually("taken", func() bool { p, ok := c.partition(first); return ok && p.Waits != "" })
+		w.pass(5 * time.Second)
+		if err := c.stop(); err != nil {
+			t.Fatal(err)
+		}
+		if last, _ := w.lastCommit(first); last.note.Clean || last.note.Epoch != 10 {
+			t.Errorf("last commit %+v", last)
+		}
+	}, kfake.SeedTopics(1, topic))
+}
+
 func TestFencedCommitKillsAllLanesAndJoinsAnew(t *testing.T) {
 	for _, code := range []*kerr.Error{kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.FencedInstanceID} {
 		t.Run(code.Message, func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				m := w.start(nil)
 				w.eventually("taken", func() bool { return m.owns() == 2 })
 				w.pass(time.Second)
@@ -238,6 +293,7 @@ func TestFencedCommitKillsAllLanesAndJoinsAnew(t *testing.T) {
 // the member between two of its requests and lets it in again.
 func TestNewMemberIDWhileHoldingPartitions(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.fill(topic, 0, 5)
 		w.eventually("committed", func() bool { return w.committed(place{topic, 0}) == 5 })
@@ -260,6 +316,7 @@ func TestCommitErrorsAreTriedAgain(t *testing.T) {
 	} {
 		t.Run(code.Message, func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				m := w.start(nil)
 				w.eventually("taken", func() bool { return m.owns() == 1 })
 				w.pass(2 * time.Second)
@@ -288,6 +345,7 @@ func TestCommitErrorsAreTriedAgain(t *testing.T) {
 // outcome.
 func TestBrokerAwayAndBack(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.fill(topic, 0, 5)
 		w.eventually("committed", func() bool { return w.committed(place{topic, 0}) == 5 })
@@ -308,6 +366,7 @@ func TestBrokerAwayAndBack(t *testing.T) {
 
 func TestNothingIsSentWhenTheSessionMayHaveRunOut(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(func(c *Config) { c.BatchAge = 40 * time.Second; c.BatchRows = 1000 })
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		w.fill(topic, 0, 5)
@@ -338,6 +397,7 @@ func TestNothingIsSentWhenTheSessionMayHaveRunOut(t *testing.T) {
 // A request under way when the session runs out is not tried again.
 func TestStaleSessionEndsRetries(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		w.pass(2 * time.Second)
@@ -353,7 +413,9 @@ func TestStaleSessionEndsRetries(t *testing.T) {
 		w.eventually("a request hangs", func() bool { return table.count() == 1 })
 		hang := w.hangHeartbeats()
 		began := time.Now()
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("the request ended without an error")
+		}
 		if d := time.Since(began); d < 25*time.Second || d > 31*time.Second {
 			t.Errorf("retries ended after %v", d)
 		}
@@ -368,6 +430,7 @@ func TestStaleSessionEndsRetries(t *testing.T) {
 
 func TestShutdownDrainsAndCommits(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(func(c *Config) { c.CommitInterval = time.Hour })
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		w.pass(time.Second)
@@ -405,6 +468,7 @@ func TestShutdownDrainsAndCommits(t *testing.T) {
 
 func TestStopNowSkipsTheDrain(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(nil)
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		w.engine.hold()
@@ -426,6 +490,7 @@ func TestStopNowSkipsTheDrain(t *testing.T) {
 
 func TestManyMembersComeAndGo(t *testing.T) {
 	realTime(t, func(w *world) {
+		t := w.t
 		var running []*member
 		stop := func(i int) {
 			if err := running[i].stop(); err != nil {

@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
@@ -18,6 +20,7 @@ func TestPoisonStopsItsPartitionOnly(t *testing.T) {
 	for value, says := range map[string]string{"bad": "it is bad", "odd": "the registry is away"} {
 		t.Run(value, func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				w.produce(topic, 0, "row", "row", value, "row")
 				w.fill(topic, 1, 4)
 				m := w.start(func(c *Config) {
@@ -51,6 +54,7 @@ func TestPoisonStopsItsPartitionOnly(t *testing.T) {
 
 func TestPoisonSkip(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		w.engine.hold()
 		w.produce(topic, 0, "row", "bad", "huge", "none", "row", "bad")
 		w.engine.forgive(first, 1, 5)
@@ -78,6 +82,7 @@ func TestPoisonSkip(t *testing.T) {
 
 func TestRefusedTableStopsItsPartitionsOnly(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		refused := &decode.Refusal{Reason: decode.ReasonSchema, What: "array", Why: "column gone", Do: "put it back"}
 		w.engine.table("orders").set(func(context.Context, int) error { return refused })
 		m := w.start(func(c *Config) {
@@ -112,6 +117,7 @@ func TestIncarnationChangeEndsRunWithoutCommit(t *testing.T) {
 	for name, sent := range map[string]bool{"seen by a request": true, "seen by a completion": false} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				m := w.start(nil)
 				w.eventually("taken", func() bool { return m.owns() == 1 })
 				w.pass(time.Second)
@@ -152,12 +158,13 @@ func TestIncarnationChangeEndsRunWithoutCommit(t *testing.T) {
 
 func TestIncarnationChangeDuringShutdownCommitsNothing(t *testing.T) {
 	bubble(t, func(w *world) {
-		m := w.start(nil)
-		w.eventually("taken", func() bool { return m.owns() == 1 })
-		w.pass(2 * time.Second)
+		t := w.t
+		m := w.start(func(c *Config) { c.CommitInterval = time.Hour })
+		w.fill(topic, 0, 2)
+		w.eventually("completed", func() bool { p, _ := m.partition(first); return p.Completed == 2 })
 		w.engine.hold()
 		w.fill(topic, 0, 5)
-		w.eventually("accepted", func() bool { return len(w.engine.arrived(first)) == 5 })
+		w.eventually("accepted", func() bool { return len(w.engine.arrived(first)) == 7 })
 		m.cancel()
 		w.pass(time.Second)
 		w.engine.restart("two")
@@ -167,7 +174,36 @@ func TestIncarnationChangeDuringShutdownCommitsNothing(t *testing.T) {
 			t.Errorf("run ended with %v", m.err)
 		}
 		if got := w.committed(first); got != 0 {
-			t.Errorf("committed %d", got)
+			t.Errorf("committed %d of the incarnation that is gone", got)
+		}
+	}, kfake.SeedTopics(1, topic))
+}
+
+// A note that says clean must not outlive its truth: an owner that cannot
+// replace it sends nothing.
+func TestNothingIsSentBeforeTheOwnerHasLeftItsNote(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		w.run(5, nil)
+		if c, _ := w.lastCommit(first); !c.note.Clean {
+			t.Fatalf("last commit %+v", c)
+		}
+		f := w.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Err: kerr.GroupAuthorizationFailed, Count: -1})
+		m := w.start(nil)
+		w.fill(topic, 0, 5)
+		w.eventually("received", func() bool { p, _ := m.partition(first); return p.QueuedRecords == 5 })
+		before := w.engine.table("orders").count()
+		w.pass(30 * time.Second)
+		if got := w.engine.table("orders").count(); got != before {
+			t.Errorf("%d requests", got-before)
+		}
+		if m.Snapshot().CommitErr == nil {
+			t.Error("the commit's error is not stated")
+		}
+		f.Remove()
+		w.eventually("committed", func() bool { return w.committed(first) == 10 })
+		if err := m.stop(); err != nil {
+			t.Fatal(err)
 		}
 	}, kfake.SeedTopics(1, topic))
 }
@@ -180,6 +216,7 @@ func TestQueuesAreBoundedAndFetchingComesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(w *world) {
+				t := w.t
 				open := make(chan struct{})
 				w.engine.table("orders").set(func(ctx context.Context, _ int) error {
 					select {
@@ -228,6 +265,7 @@ func TestQueuesAreBoundedAndFetchingComesBack(t *testing.T) {
 
 func TestArraysInFlightAreBounded(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		w.engine.hold()
 		m := w.start(func(c *Config) { c.InFlight = 3; c.BatchRows = 1 })
 		w.fill(topic, 0, 10)
@@ -250,6 +288,7 @@ func TestArraysInFlightAreBounded(t *testing.T) {
 // A partition with a large backlog does not keep a small one waiting.
 func TestLanesShareAnArrayFairly(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		w.produceTogether(topic, 0, slices.Repeat([]string{"row"}, 1000)...)
 		w.fill(topic, 1, 10)
 		w.fill(topic, 2, 3)
@@ -280,6 +319,7 @@ func TestLanesShareAnArrayFairly(t *testing.T) {
 // The age that counts is the oldest row's.
 func TestBatchAge(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		m := w.start(func(c *Config) { c.BatchAge = 3 * time.Second })
 		w.eventually("taken", func() bool { return m.owns() == 1 })
 		w.pass(time.Second)

@@ -40,8 +40,7 @@ type session struct {
 	ready chan struct{}
 	// life outlasts the context of run: work that must end in order is done
 	// under it. It ends when run does.
-	life    context.Context //nolint:containedctx // the client's callbacks have none of ours
-	endLife context.CancelFunc
+	life context.Context //nolint:containedctx // the client's callbacks have none of ours
 	// fail ends the poll loop; fatal is what others call.
 	fail context.CancelCauseFunc
 
@@ -74,6 +73,10 @@ type session struct {
 	// remade holds topics that were made anew and are to be read from their
 	// start by policy.
 	remade map[string]bool
+	// notBefore is when records of a partition may be sent, as the lane that
+	// was last made for it was told. The session's own note is no reason to
+	// wait, but neither an end to a wait that was under way.
+	notBefore map[place]time.Time
 	// fetched holds what the coordinator said with the last offset fetch.
 	fetched    []fetchedOffset
 	ends       map[place]logBounds
@@ -85,7 +88,8 @@ type session struct {
 	actions    []func() // to be done between a poll and AllowRebalance
 	interrupt  context.CancelFunc
 
-	changed bell // rung when a lane drains or dies
+	in      []lane.Record // of the poll loop
+	changed bell          // rung when a lane drains or dies
 	kick    chan struct{}
 	mend    chan struct{}
 	limiter repeats
@@ -114,9 +118,9 @@ func newSession(cfg *Config) *session {
 		senders: make(map[Destination]*sender),
 		paused:  make(map[place]pause), assigned: make(map[place]bool), lanes: make(map[place]*held),
 		refused: make(map[place]error), remade: make(map[string]bool), ends: make(map[place]logBounds),
-		topicErrs: make(map[string]error),
-		ready:     make(chan struct{}),
-		kick:      make(chan struct{}, 1), mend: make(chan struct{}, 1),
+		topicErrs: make(map[string]error), notBefore: make(map[place]time.Time),
+		ready: make(chan struct{}),
+		kick:  make(chan struct{}, 1), mend: make(chan struct{}, 1),
 	}
 	s.changed.init()
 	s.member = &membership{session: cfg.SessionTimeout, margin: cfg.SessionMargin, renewed: s.wakeSenders}
@@ -134,13 +138,14 @@ func newSession(cfg *Config) *session {
 
 // run is the session's whole life.
 func (s *session) run(ctx context.Context) error {
-	s.life, s.endLife = context.WithCancel(context.WithoutCancel(ctx))
-	defer s.endLife()
+	life, endLife := context.WithCancel(context.WithoutCancel(ctx))
+	defer endLife()
+	s.life = life
 	polling, fail := context.WithCancelCause(ctx)
 	s.fail = fail
 	defer fail(nil)
 
-	opts, err := s.consumerOptions(s.life)
+	opts, err := s.consumerOptions(life)
 	if err != nil {
 		return fmt.Errorf("configure client: %w", err)
 	}
@@ -153,14 +158,14 @@ func (s *session) run(ctx context.Context) error {
 	var work sync.WaitGroup
 	for _, t := range s.order {
 		work.Go(func() {
-			if err := t.run(s.life); err != nil {
+			if err := t.run(life); err != nil {
 				s.fatal(err)
 			}
 		})
 	}
-	work.Go(func() { s.commitLoop(s.life) })
-	work.Go(func() { s.mendLoop(s.life) })
-	work.Go(func() { s.watchEnds(s.life) })
+	work.Go(func() { s.commitLoop(life) })
+	work.Go(func() { s.mendLoop(life) })
+	work.Go(func() { s.watchEnds(life) })
 
 	for polling.Err() == nil {
 		s.poll(polling)
@@ -168,13 +173,13 @@ func (s *session) run(ctx context.Context) error {
 	s.client.AllowRebalance()
 
 	if s.ending() == nil {
-		s.log.InfoContext(s.life, "stopping: waiting for what was sent", slog.Duration("limit", s.cfg.DrainTimeout))
+		s.log.InfoContext(ctx, "stopping: waiting for what was sent", slog.Duration("limit", s.cfg.DrainTimeout))
 		s.retire(s.everything(), s.cfg.DrainTimeout, "shutdown")
 	}
 	for _, h := range s.everything() {
 		s.bury(h)
 	}
-	s.endLife()
+	endLife()
 	// A request in flight is never cut, so this takes up to one request
 	// time-out where the destination hangs.
 	work.Wait()
@@ -199,7 +204,7 @@ func (s *session) fatal(err error) {
 	}
 	s.mu.Unlock()
 	for _, h := range s.everything() {
-		s.bury(h)
+		s.givenUp(h, s.bury(h), "session ended", "none")
 	}
 	s.fail(err)
 }
@@ -228,12 +233,11 @@ func (s *session) poll(ctx context.Context) {
 	cancel()
 
 	now := time.Now()
-	var in []lane.Record
 	// Records and errors can come together: the records count, since the
 	// client's cursor is past them.
 	fetches.EachPartition(func(p kgo.FetchTopicPartition) {
 		if len(p.Records) > 0 {
-			in = s.receive(in[:0], p, now)
+			s.receive(p, now)
 		}
 		if p.Err != nil {
 			s.fetchFailed(ctx, p.Topic, p.Partition, p.Err)
@@ -261,7 +265,7 @@ func (s *session) between(act func()) {
 }
 
 // receive gives one partition's records to its lane.
-func (s *session) receive(in []lane.Record, p kgo.FetchTopicPartition, now time.Time) []lane.Record {
+func (s *session) receive(p kgo.FetchTopicPartition, now time.Time) {
 	s.mu.Lock()
 	h := s.lanes[place{p.Topic, p.Partition}]
 	if h != nil && h.trouble != nil && !h.trouble.gap {
@@ -275,8 +279,9 @@ func (s *session) receive(in []lane.Record, p kgo.FetchTopicPartition, now time.
 		// here, by a record that was polled before a revocation, would outlive
 		// the partition's ownership.
 		m.dropped.WithLabelValues("no_lane").Add(float64(len(p.Records)))
-		return in
+		return
 	}
+	in := s.in[:0]
 	for _, r := range p.Records {
 		in = append(in, lane.Record{
 			Offset: r.Offset, LeaderEpoch: r.LeaderEpoch, Key: r.Key, Value: r.Value,
@@ -284,6 +289,8 @@ func (s *session) receive(in []lane.Record, p kgo.FetchTopicPartition, now time.
 		})
 	}
 	got := h.lane.Receive(in)
+	clear(in) // the values would keep their fetch buffers alive
+	s.in = in
 	m.records.WithLabelValues(p.Topic).Add(float64(got.Admitted))
 	if got.Duplicates > 0 {
 		m.dropped.WithLabelValues("duplicate").Add(float64(got.Duplicates))
@@ -294,7 +301,6 @@ func (s *session) receive(in []lane.Record, p kgo.FetchTopicPartition, now time.
 	if got.Admitted > 0 {
 		h.sender.poke()
 	}
-	return in
 }
 
 // everything gives all lanes.

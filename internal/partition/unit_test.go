@@ -175,6 +175,7 @@ func TestRetryWait(t *testing.T) {
 
 func TestPreflights(t *testing.T) {
 	bubble(t, func(w *world) {
+		t := w.t
 		cfg := Config{
 			Brokers: []string{"localhost:9092"}, Group: group, Watcher: w.engine, Logger: w.log,
 			Routes:  []Route{{Topic: topic, Table: "orders", Destination: w.engine.table("orders"), Decoder: plainDecoder{}}},
@@ -183,7 +184,7 @@ func TestPreflights(t *testing.T) {
 		check := func(name string) error {
 			for _, p := range Preflights(cfg) {
 				if p.Name == name {
-					ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 					defer cancel()
 					return p.Run(ctx)
 				}

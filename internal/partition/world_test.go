@@ -185,7 +185,7 @@ func (w *world) produce(topic string, partition int32, values ...string) {
 	w.t.Helper()
 	for _, v := range values {
 		r := &kgo.Record{Topic: topic, Partition: partition, Value: []byte(v)}
-		if err := w.writer.ProduceSync(context.Background(), r).FirstErr(); err != nil {
+		if err := w.writer.ProduceSync(w.t.Context(), r).FirstErr(); err != nil {
 			w.t.Fatal(err)
 		}
 		w.engine.produced(place{topic, partition}, r.Offset, v)
@@ -199,7 +199,7 @@ func (w *world) produceTogether(topic string, partition int32, values ...string)
 	for _, v := range values {
 		rs = append(rs, &kgo.Record{Topic: topic, Partition: partition, Value: []byte(v)})
 	}
-	if err := w.writer.ProduceSync(context.Background(), rs...).FirstErr(); err != nil {
+	if err := w.writer.ProduceSync(w.t.Context(), rs...).FirstErr(); err != nil {
 		w.t.Fatal(err)
 	}
 	for _, r := range rs {
@@ -313,7 +313,7 @@ func (w *world) start(change func(*Config)) *member {
 	if m.Consumer, err = New(cfg); err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(w.t.Context())
 	m.cancel = cancel
 	m.now = sync.OnceFunc(func() { close(m.stopNow) })
 	w.members = append(w.members, m)
@@ -469,6 +469,7 @@ type watch struct {
 }
 
 func newEngine(t *testing.T) *engine {
+	t.Helper()
 	return &engine{t: t, incarnation: "one", tables: map[string]*table{}, want: map[place]map[int64]bool{}, done: map[place]map[int64]bool{}, rows: map[place][]int64{}}
 }
 
@@ -651,7 +652,12 @@ func (t *table) Send(ctx context.Context, a Array) (feldera.Token, error) {
 	defer e.mu.Unlock()
 	e.tokens++
 	tok := feldera.Token{Raw: strconv.Itoa(e.tokens), Incarnation: e.incarnation}
-	rows := slices.Clone(a.(*fakeArray).rows)
+	sent, ok := a.(*fakeArray)
+	if !ok {
+		t.engine.t.Errorf("sent %T", a)
+		return feldera.Token{}, errors.New("not an array of this table")
+	}
+	rows := slices.Clone(sent.rows)
 	for _, p := range rows {
 		at := place{p.Topic, p.Partition}
 		e.rows[at] = append(e.rows[at], p.Offset)

@@ -223,7 +223,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 //
 // It returns nil only when work has ended.
 func (a *attempt) read(work context.Context, st *stream, asked signal) error {
-	asm := newAssembler(a.s.cfg.MemoryLimit)
+	asm := newAssembler(a.s.cfg.MemoryLimit, a.queue.buffers)
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
 	for {
 		msg, err := st.read(a.s.cfg.StallTimeout)
@@ -288,6 +288,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	defer a.mu.Unlock()
 	a.walEnd = max(a.walEnd, walEnd, tx.end)
 	if len(tx.frames) == 0 {
+		a.queue.buffers.put(tx.frames)
 		a.ledger.AdmitIdle(tx.end)
 		a.progress.set()
 		a.setPositions()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -221,13 +222,13 @@ func catalogueRelation(ctx context.Context, conn *pgx.Conn, t Table) (*decode.Re
 		}
 	}
 	rel.Identity = decode.Identity(identity[0])
+	key, err := readKey(ctx, conn, rel)
+	if err != nil {
+		return nil, err
+	}
 	rows, err := conn.Query(ctx, `
-		SELECT a.attname, a.atttypid, a.atttypmod, coalesce(i.indkey::int2[] @> ARRAY[a.attnum], false)
-		FROM pg_attribute a
-		LEFT JOIN pg_index i ON i.indrelid = a.attrelid
-		     AND CASE $2::text WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
-		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
-		ORDER BY a.attnum`, rel.ID, identity)
+		SELECT attname, atttypid, atttypmod FROM pg_attribute
+		WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum`, rel.ID)
 	if err != nil {
 		return nil, classify("look up the columns of "+rel.String(), err)
 	}
@@ -235,10 +236,16 @@ func catalogueRelation(ctx context.Context, conn *pgx.Conn, t Table) (*decode.Re
 	keyed := false
 	for rows.Next() {
 		var col decode.Column
-		if err := rows.Scan(&col.Name, &col.TypeOID, &col.TypeModifier, &col.Key); err != nil {
+		if err := rows.Scan(&col.Name, &col.TypeOID, &col.TypeModifier); err != nil {
 			return nil, fmt.Errorf("read the columns of %s: %w", rel, err)
 		}
-		col.Key = col.Key || rel.Identity == decode.IdentityFull
+		switch rel.Identity {
+		case decode.IdentityFull:
+			col.Key = true
+		case decode.IdentityDefault, decode.IdentityIndex:
+			col.Key = slices.Contains(key, col.Name)
+		case decode.IdentityNothing:
+		}
 		keyed = keyed || col.Key
 		rel.Columns = append(rel.Columns, col)
 	}

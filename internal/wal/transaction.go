@@ -47,10 +47,11 @@ type assembler struct {
 	limit   int64
 	open    *transaction
 	commits *decode.PgOutput
+	buffers *buffers
 }
 
-func newAssembler(limit int64) *assembler {
-	return &assembler{limit: limit, commits: decode.NewPgOutput()}
+func newAssembler(limit int64, b *buffers) *assembler {
+	return &assembler{limit: limit, commits: decode.NewPgOutput(), buffers: b}
 }
 
 // inTransaction tells whether a BEGIN is open.
@@ -79,7 +80,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		if a.open != nil {
 			return nil, outOfOrder("BEGIN", m.CommitLSN, "another transaction is open")
 		}
-		a.open = &transaction{xid: m.XID, received: now}
+		a.open = &transaction{xid: m.XID, received: now, frames: a.buffers.get()}
 		return nil, nil
 	case decode.MsgCommit:
 		m, err := a.commits.Decode(msg)
@@ -127,11 +128,48 @@ func outOfOrder(what string, lsn uint64, why string) error {
 	return r
 }
 
+// Bounds of the spare buffers: enough for a steady stream of transactions of
+// usual size, and no more memory than this is kept for nothing.
+const (
+	spareBuffers    = 64
+	spareBufferSize = 1 << 20
+)
+
+// buffers keeps the memory of delivered transactions for the next ones:
+// growing a buffer row by row copies every row about twice and leaves the rest
+// to the garbage collector.
+type buffers struct {
+	mu    sync.Mutex
+	spare [][]byte
+}
+
+func (b *buffers) get() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := len(b.spare)
+	if n == 0 {
+		return nil
+	}
+	buf := b.spare[n-1]
+	b.spare = b.spare[:n-1]
+	return buf
+}
+
+func (b *buffers) put(buf []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.spare) < spareBuffers && cap(buf) > 0 && cap(buf) <= spareBufferSize {
+		b.spare = append(b.spare, buf[:0])
+	}
+}
+
 // queue holds the transactions that were received whole and wait for
 // delivery, and counts the memory of everything that was received and not yet
 // accepted. It is bounded by its users: the reader disconnects when the
 // memory is used up.
 type queue struct {
+	buffers *buffers
+
 	mu      sync.Mutex
 	waiting []*transaction
 	// bytes is the memory of the waiting transactions and of those that were
@@ -141,7 +179,9 @@ type queue struct {
 	emptied signal
 }
 
-func newQueue() *queue { return &queue{arrived: newSignal(), emptied: newSignal()} }
+func newQueue() *queue {
+	return &queue{buffers: new(buffers), arrived: newSignal(), emptied: newSignal()}
+}
 
 func (q *queue) push(tx *transaction) {
 	q.mu.Lock()
@@ -196,6 +236,7 @@ func (q *queue) release(txs []*transaction) {
 	q.mu.Lock()
 	for _, tx := range txs {
 		q.bytes -= int64(len(tx.frames))
+		q.buffers.put(tx.frames)
 		tx.frames = nil
 	}
 	empty := q.bytes == 0

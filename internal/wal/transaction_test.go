@@ -28,7 +28,7 @@ func commitMsg(end uint64) []byte {
 
 func TestAssemblerKeepsWholeTransactions(t *testing.T) {
 	t.Parallel()
-	a := newAssembler(1 << 20)
+	a := newAssembler(1<<20, new(buffers))
 	now := time.Now()
 	buf := []byte("I first row")
 	for _, msg := range [][]byte{beginMsg(7), []byte("R relation"), buf, []byte("Y type"), []byte("O origin"), []byte("M message"), []byte("D second row")} {
@@ -69,7 +69,7 @@ func TestAssemblerRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := newAssembler(1000)
+			a := newAssembler(1000, new(buffers))
 			var err error
 			for _, msg := range msgs {
 				if _, err = a.add(msg, time.Now()); err != nil {

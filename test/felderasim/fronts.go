@@ -315,16 +315,20 @@ func (s *Sim) manage(r *http.Request) http.HandlerFunc {
 	case rest == "cluster_healthz" && r.Method == http.MethodGet:
 		return fixed(jsonAnswer(http.StatusOK, map[string]any{"all_healthy": true}))
 	case rest == "pipelines" && r.Method == http.MethodGet:
-		return fixed(jsonAnswer(http.StatusOK, []any{s.pipelineJSON(r.URL.Query().Get("selector"))}))
+		list := []any{}
+		if s.known() {
+			list = append(list, s.pipelineJSON(r.URL.Query().Get("selector")))
+		}
+		return fixed(jsonAnswer(http.StatusOK, list))
 	case parts[0] != "pipelines" || len(parts) < 2:
 		return http.NotFound
 	}
 	name, err := url.PathUnescape(parts[1])
-	if err != nil || name != s.opts.Pipeline {
-		return fixed(apiAnswer(&core.APIError{
-			Status: http.StatusNotFound, Code: "UnknownPipelineName", Message: fmt.Sprintf("Unknown pipeline name '%s'", name),
-			Details: map[string]string{"pipeline_name": name},
-		}))
+	if h := s.managePrograms(r, name, len(parts) == 2); err == nil && h != nil {
+		return h
+	}
+	if err != nil || name != s.opts.Pipeline || !s.known() {
+		return fixed(apiAnswer(s.errUnknownPipeline(name)))
 	}
 	if len(parts) == 2 {
 		if r.Method != http.MethodGet {
@@ -348,15 +352,7 @@ func (s *Sim) managePipeline(r *http.Request, what string) http.HandlerFunc {
 	if r.Method == http.MethodPost {
 		switch what {
 		case "start":
-			return control("start", func() answer {
-				s.Restart(core.KeepByModel)
-				if r.URL.Query().Get("initial") == "paused" {
-					s.Pause()
-				} else if s.state() == core.StatePaused {
-					s.Resume()
-				}
-				return jsonAnswer(http.StatusAccepted, "Pipeline is starting")
-			})
+			return control("start", func() answer { return s.startPipeline(r.URL.Query().Get("initial") == "paused") })
 		case "stop":
 			return control("stop", func() answer {
 				if r.URL.Query().Get("force") != "true" {
@@ -374,7 +370,7 @@ func (s *Sim) managePipeline(r *http.Request, what string) http.HandlerFunc {
 				if s.current().up {
 					return apiAnswer(&core.APIError{Status: http.StatusBadRequest, Code: "StorageStatusImmutableUnlessStopped", Message: "The storage can only be cleared while the pipeline is stopped."})
 				}
-				s.do(func(e *core.Engine) { e.Crash(core.KeepNothing) })
+				s.clearStorage()
 				return jsonAnswer(http.StatusAccepted, "Pipeline storage is being cleared")
 			})
 		case "checkpoint", "checkpoint/sync":
@@ -481,18 +477,13 @@ func (s *Sim) authorize(r *http.Request) (answer, bool) {
 	return authAnswer(http.StatusUnauthorized, "AuthenticationFailed", "Authorization failed: the API key is not valid"), false
 }
 
-func (s *Sim) state() core.State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.engine.State()
-}
-
 // stop ends the process as the manager's forced stop does: no error is left.
 func (s *Sim) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.killLocked("the pipeline was stopped")
 	s.proc.err = ""
+	s.pipe.wanted = false
 }
 
 // suspend takes a checkpoint of everything ingested and stops.
@@ -553,6 +544,7 @@ func (s *Sim) pipelineJSON(selector string) map[string]any {
 			"fault_tolerance": map[string]any{"model": model, "checkpoint_interval_secs": 60},
 		}
 	}
+	s.programJSONLocked(out, selector == "" || selector == "all")
 	return out
 }
 

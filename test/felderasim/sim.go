@@ -79,6 +79,7 @@ type Sim struct {
 	mu      sync.Mutex
 	engine  *core.Engine
 	proc    *process
+	pipe    managed
 	apiKey  string
 	faults  []*activeFault
 	faultID int

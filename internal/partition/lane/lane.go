@@ -478,8 +478,9 @@ type Commit struct {
 	LeaderEpoch int32
 	// Time is that record's timestamp; zero if unknown.
 	Time time.Time
-	// Clean: nothing that was sent is without an outcome, so the next owner
-	// need not wait for requests that may still be applied.
+	// Clean: nothing that was sent, by this owner or one before it, is without
+	// an outcome, so the next owner need not wait for requests that may still
+	// be applied.
 	Clean bool
 }
 
@@ -488,8 +489,9 @@ type Commit struct {
 // snapshot that outlives the lane is refused by Alive before it is sent.
 //
 // final asks for the note of a draining lane: it is given again at the same
-// offset when it can now say Clean.
-func (l *Lane) ToCommit(final bool) (Commit, bool) {
+// offset when it can now say Clean. A lane that is over before it was allowed
+// to send cannot: what it waited for may still be on its way.
+func (l *Lane) ToCommit(final bool, now time.Time) (Commit, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state == Dead {
@@ -497,7 +499,7 @@ func (l *Lane) ToCommit(final bool) (Commit, bool) {
 	}
 	c := Commit{
 		Offset: l.ledger.At(ack.Completed), LeaderEpoch: l.safe.leaderEpoch, Time: l.safe.time,
-		Clean: l.state == Draining && l.settled(),
+		Clean: l.state == Draining && l.settled() && !now.Before(l.notBefore),
 	}
 	switch {
 	case final && c.Clean && !l.noted, l.state == Live && !l.announced:

@@ -56,7 +56,7 @@ func evidence(t *testing.T, l *Lane, rg Range, r ack.Rung) {
 
 func wantCommit(t *testing.T, l *Lane, offset int64) Commit {
 	t.Helper()
-	c, ok := l.ToCommit(false)
+	c, ok := l.ToCommit(false, t0)
 	if !ok || c.Offset != offset {
 		t.Fatalf("to commit: %+v %v, want offset %d", c, ok, offset)
 	}
@@ -71,7 +71,7 @@ func TestGapsAndDuplicates(t *testing.T) {
 	}
 	rg := take(t, l, 3)
 	accept(t, l, rg)
-	if _, ok := l.ToCommit(false); ok {
+	if _, ok := l.ToCommit(false, t0); ok {
 		t.Fatal("accepted is not evidence of completion")
 	}
 	evidence(t, l, rg, ack.Completed)
@@ -98,7 +98,7 @@ func TestOutOfOrderCompletionHoldsTheLine(t *testing.T) {
 	second := take(t, l, 2)
 	accept(t, l, second)
 	evidence(t, l, second, ack.Completed)
-	if c, ok := l.ToCommit(false); ok {
+	if c, ok := l.ToCommit(false, t0); ok {
 		t.Fatalf("commit %+v passes a range without evidence", c)
 	}
 	evidence(t, l, first, ack.Completed)
@@ -126,7 +126,7 @@ func TestSkippedCountsOnlyInOrder(t *testing.T) {
 	if _, err := l.Skip(take(t, l, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if c, ok := l.ToCommit(false); ok {
+	if c, ok := l.ToCommit(false, t0); ok {
 		t.Fatalf("commit %+v passes a record in flight", c)
 	}
 	evidence(t, l, first, ack.Completed)
@@ -145,7 +145,7 @@ func TestLateCompletionAfterDeath(t *testing.T) {
 	if err := l.Mark(rg, ack.Completed); !errors.Is(err, ErrDead) {
 		t.Fatalf("mark on a dead lane: %v", err)
 	}
-	if c, ok := l.ToCommit(true); ok {
+	if c, ok := l.ToCommit(true, t0); ok {
 		t.Fatalf("a dead lane gave out %+v", c)
 	}
 	if err := l.Committed(Commit{Offset: 0}); !errors.Is(err, ErrDead) {
@@ -168,21 +168,21 @@ func TestDrain(t *testing.T) {
 		t.Fatalf("take while draining: %v", err)
 	}
 	accept(t, l, rg)
-	if c, ok := l.ToCommit(true); ok {
+	if c, ok := l.ToCommit(true, t0); ok {
 		t.Fatalf("to commit %+v", c)
 	}
 	evidence(t, l, rg, ack.Completed)
 	if !l.Drained() {
 		t.Fatal("not drained")
 	}
-	c, ok := l.ToCommit(true)
+	c, ok := l.ToCommit(true, t0)
 	if !ok || c.Offset != 1 || !c.Clean {
 		t.Fatalf("to commit %+v %v", c, ok)
 	}
 	if err := l.Committed(c); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := l.ToCommit(true); ok {
+	if _, ok := l.ToCommit(true, t0); ok {
 		t.Fatal("the clean note was given twice")
 	}
 }
@@ -195,12 +195,26 @@ func TestDrainReturnsAndNotesClean(t *testing.T) {
 	if err := l.Return(rg); err != nil {
 		t.Fatal(err)
 	}
-	c, ok := l.ToCommit(true)
+	c, ok := l.ToCommit(true, t0)
 	if !ok || c.Offset != 5 || !c.Clean {
 		t.Fatalf("to commit %+v %v", c, ok)
 	}
 	if s := l.Snapshot(); s.QueuedRecords != 0 || s.QueuedBytes != 0 {
 		t.Fatalf("snapshot %+v", s)
+	}
+}
+
+func TestNoCleanNoteBeforeTheWaitIsOver(t *testing.T) {
+	l := New(Config{Topic: "t", Start: 7, Committed: 7, NotBefore: t0.Add(time.Second)})
+	if err := l.Committed(wantCommit(t, l, 7)); err != nil {
+		t.Fatal(err)
+	}
+	l.Drain()
+	if c, ok := l.ToCommit(true, t0); ok || c.Clean {
+		t.Fatalf("to commit %+v %v", c, ok)
+	}
+	if c, ok := l.ToCommit(true, t0.Add(time.Second)); !ok || !c.Clean {
+		t.Fatalf("to commit %+v %v", c, ok)
 	}
 }
 
@@ -281,7 +295,7 @@ func TestNothingIsSentBeforeTheFirstCommitOrTooEarly(t *testing.T) {
 		if err := l.Committed(c); err != nil {
 			t.Fatal(err)
 		}
-		if c, ok := l.ToCommit(false); ok {
+		if c, ok := l.ToCommit(false, t0); ok {
 			t.Fatalf("announced twice: %+v", c)
 		}
 		if len(l.Peek(nil, 1, t0)) != 0 {
