@@ -34,6 +34,9 @@ type runner struct {
 	// front, where it is set, is put between the clauses and the simulator. It
 	// gives the address to use in place of upstream, and what ends it.
 	front func(upstream string) (url string, end func())
+	// hurry gives up soon on what must come: for a server that is known to
+	// withhold it.
+	hurry bool
 }
 
 func newRunner(ctx context.Context, t target, out io.Writer) (*runner, error) {
@@ -59,19 +62,25 @@ func (r *runner) close() {
 func (r *runner) run(ctx context.Context, list []clause) summary {
 	var s summary
 	for _, c := range list {
-		w, own, err := r.world(ctx, c)
+		w, err := r.world(ctx, c)
 		if err != nil {
 			s.failed++
 			r.printf("FAIL %s %s: expected a simulator, got %v\n", c.id, c.says, err)
 			continue
 		}
+		if r.hurry {
+			w.patience = time.Second
+		}
 		if missing := c.needs &^ w.has; missing != 0 {
 			s.untestable++
+			if w.passing {
+				w.close()
+			}
 			r.printf("n/a  %s %s: needs %s\n", c.id, c.says, missing)
 			continue
 		}
 		why := prove(ctx, w, c)
-		if own {
+		if w.passing {
 			w.close()
 		}
 		if why != "" {
@@ -87,20 +96,26 @@ func (r *runner) run(ctx context.Context, list []clause) summary {
 
 func (r *runner) printf(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format, args...) }
 
-// world gives the world a clause runs in; own says that it is the clause's
-// alone and has to be closed.
-func (r *runner) world(ctx context.Context, c clause) (w *world, own bool, err error) {
+// world gives the world a clause runs in.
+func (r *runner) world(ctx context.Context, c clause) (*world, error) {
 	if r.target.url != "" {
-		return r.shared, false, nil
+		return r.shared, nil
 	}
 	if c.sim != nil || c.needs&disturbing != 0 {
-		w, err = simulate(ctx, c.sim, r.front)
-		return w, true, err
+		w, err := simulate(ctx, c.sim, r.front)
+		if err == nil {
+			w.passing = true
+		}
+		return w, err
 	}
 	if r.shared == nil {
-		r.shared, err = simulate(ctx, nil, r.front)
+		w, err := simulate(ctx, nil, r.front)
+		if err != nil {
+			return nil, err
+		}
+		r.shared = w
 	}
-	return r.shared, false, err
+	return r.shared, nil
 }
 
 // errOver ends what a clause has left running.
@@ -129,6 +144,9 @@ func prove(ctx context.Context, w *world, c clause) string {
 	done.Wait()
 	cancel(errOver)
 	p.owned.Wait()
+	for _, f := range p.closers {
+		f()
+	}
 	return p.why()
 }
 

@@ -37,9 +37,12 @@ type world struct {
 	address          string
 	key, readOnlyKey string
 	// sim is nil for a real target.
-	sim  *felderasim.Sim
-	end  func()
-	http *http.Client
+	sim *felderasim.Sim
+	// passing: it is one clause's alone and ends with it, so that nothing has
+	// to be put back.
+	passing bool
+	end     func()
+	http    *http.Client
 	// patience bounds every wait for something that must come.
 	patience time.Duration
 }
@@ -196,7 +199,7 @@ func (w *world) exchange(ctx context.Context, method, address, key string, heade
 		}
 		return 0, nil, nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to its end
+	defer resp.Body.Close()
 	var b bytes.Buffer
 	if _, err := b.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1)); err != nil {
 		return resp.StatusCode, resp.Header, b.Bytes(), fmt.Errorf("read the answer: %w", err)
