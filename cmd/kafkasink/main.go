@@ -47,10 +47,10 @@ func run(ctx context.Context, call ops.Call) error {
 		return err
 	}
 	return ops.Daemon{
-		Name: daemon, Listen: c.Listen, LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
-		ReadyWhen: []string{checkDestination, checkGroup}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		Name: daemon, Listen: c.Listen, ListenSetting: "KAFKASINK_LISTEN", LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
+		ReadyWhen: []string{checkDestination, checkGroup, checkPipeline}, WaitOnRefusal: c.OnRefusal == config.Wait,
 		Work: func(ctx context.Context, rt ops.Runtime) error {
-			s, err := newSink(c, rt)
+			s, err := newSink(ctx, c, rt)
 			if err != nil {
 				return err
 			}
@@ -61,7 +61,7 @@ func run(ctx context.Context, call ops.Call) error {
 }
 
 // preflights are the checks of the check verb. They change nothing.
-func preflights(_ context.Context, call ops.Call) ([]ops.NamedCheck, error) {
+func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	c, err := config.LoadKafkaSink(call.Environ)
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func preflights(_ context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := newSink(c, rt)
+	s, err := newSink(ctx, c, rt)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func preflights(_ context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		if err != nil {
 			return "", err
 		}
-		_, err = s.routes(schema)
+		_, err = s.routes(schema, func(string) {})
 		return "the pipeline answers and has every table", err
 	}}}
 	cfg, err := s.consumerConfig(nil, nil, "")

@@ -26,6 +26,14 @@ const (
 	checkGroup       = "group"       // this process is a member of the group
 	checkPartitions  = "partitions"  // every assigned partition goes on
 	checkState       = "state"       // the destination still has what it acknowledged
+	checkPipeline    = "pipeline"    // it answers, is the same process, and runs
+)
+
+// What the log calls the things that fail for a while. Writing and reading
+// completion have the client's own names.
+const (
+	reachBrokers = "reach the brokers"
+	lookPipeline = "look at the pipeline"
 )
 
 // sink wires consumers to one pipeline: one consumer per incarnation of it.
@@ -35,8 +43,12 @@ type sink struct {
 	pipeline *feldera.Client
 	policy   feldera.Policy
 	metrics  *partition.Metrics
+	repeats  *ops.Repeats
 
 	mu sync.Mutex
+	// stalled is why completion may stand still, by the last look at the
+	// pipeline; "" = no reason is known.
+	stalled string
 	// evidence is when something was last completed, or was first left waiting
 	// with nothing before it.
 	evidence time.Time
@@ -47,26 +59,52 @@ type sink struct {
 // the check "destination" says so.
 const completionPatience = 30 * time.Second
 
+const (
+	// pipelineLook is the time between looks at the pipeline.
+	pipelineLook = 10 * time.Second
+	// stoppedLooks is how many looks in a row, a second apart, must find every
+	// partition stopped before that is believed: a rebalance passes through it.
+	stoppedLooks = 2
+)
+
 // watcher is feldera.Completions, and tells the sink that rows complete.
 type watcher struct {
 	*feldera.Completions
-	s *sink
+	s    *sink
+	over func(what string) // a failure of it has ended
 }
 
 func (w watcher) Watch(tok feldera.Token, fn func(feldera.Evidence)) {
 	w.Completions.Watch(tok, func(e feldera.Evidence) {
+		w.over("read completion")
 		if e.Err == nil && e.Rung == ack.Completed {
 			w.s.mu.Lock()
 			w.s.evidence = time.Now()
 			w.s.mu.Unlock()
-			w.s.destination(true, "rows are completed", "")
+			w.s.showDestination(true, "rows are completed", "")
 		}
 		fn(e)
 	})
 }
 
-func newSink(c *config.KafkaSink, rt ops.Runtime) (*sink, error) {
-	s := &sink{c: c, rt: rt}
+// destination is a table, and tells the log when writing it works again. It is
+// used by pointer: consumers tell destinations apart by comparing them.
+type destination struct {
+	partition.Destination
+	worked func()
+}
+
+func (d *destination) Send(ctx context.Context, a partition.Array) (feldera.Token, error) {
+	tok, err := d.Destination.Send(ctx, a)
+	if err == nil {
+		d.worked()
+	}
+	return tok, err
+}
+
+// newSink makes a sink whose log lines are written under ctx.
+func newSink(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (*sink, error) {
+	s := &sink{c: c, rt: rt, repeats: ops.NewRepeats(rt.Logger, time.Now)}
 	metrics := feldera.NewMetrics(rt.Registry, daemon)
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
@@ -74,7 +112,8 @@ func newSink(c *config.KafkaSink, rt ops.Runtime) (*sink, error) {
 		Logger: rt.Logger, Observe: metrics.Observe,
 		OnRetry: func(r feldera.Retry) {
 			metrics.Retried(r)
-			s.destination(false, r.What+": "+r.Err.Error(), "it is tried again until it works; no offset moves meanwhile")
+			s.repeats.Failed(ctx, r.What, r.Err)
+			s.showDestination(false, r.What+": "+r.Err.Error(), "it is tried again until it works; no offset moves meanwhile")
 		},
 	}
 	if c.Feldera.APIKey.IsSet() {
@@ -97,7 +136,7 @@ func newSink(c *config.KafkaSink, rt ops.Runtime) (*sink, error) {
 	return s, nil
 }
 
-func (s *sink) destination(ok bool, message, hint string) {
+func (s *sink) showDestination(ok bool, message, hint string) {
 	s.rt.Health.Beat() // waiting for Feldera is no hang
 	s.rt.Health.Set(checkDestination, ops.Check{OK: ok, Message: message, Hint: hint})
 	s.rt.Health.SetReady(checkDestination, ok, message)
@@ -140,18 +179,21 @@ func (s *sink) run(ctx context.Context) error {
 // session consumes under one incarnation of the pipeline. It owns the poller
 // of completions, the consumer and the goroutine that shows their state.
 func (s *sink) session(ctx context.Context) error {
+	s.rt.Health.SetReady(checkPipeline, false, "it has not been looked at yet")
 	schema, err := s.pipeline.Await(ctx)
 	if err != nil {
 		return err
 	}
-	routes, err := s.routes(schema)
+	over := func(what string) { s.repeats.Worked(ctx, what) }
+	over("wait for the pipeline")
+	routes, err := s.routes(schema, over)
 	if err != nil {
 		return err
 	}
-	s.destination(true, "the pipeline has every table", "")
+	s.showDestination(true, "the pipeline has every table", "")
 
 	completions := s.pipeline.NewCompletions(feldera.CompletionsOptions{})
-	cfg, err := s.consumerConfig(routes, watcher{completions, s}, s.pipeline.Expected())
+	cfg, err := s.consumerConfig(routes, watcher{completions, s, over}, s.pipeline.Expected())
 	if err != nil {
 		return err
 	}
@@ -169,7 +211,25 @@ func (s *sink) session(ctx context.Context) error {
 			stopConsuming(err)
 		}
 	})
-	owned.Go(func() { s.show(polling, consumer) })
+	owned.Go(func() {
+		if err := s.show(polling, consumer); err != nil {
+			stopConsuming(err)
+		}
+	})
+	owned.Go(func() {
+		if err := s.watchPipeline(polling); err != nil {
+			stopConsuming(err)
+		}
+	})
+	owned.Go(func() {
+		select {
+		case <-s.rt.StopNow:
+			// The requests in flight are not cut by a context: without this
+			// the exit takes up to their time-out.
+			s.pipeline.Halt()
+		case <-polling.Done():
+		}
+	})
 	err = consumer.Run(consuming)
 	stopPolling(nil)
 	owned.Wait()
@@ -181,8 +241,9 @@ func (s *sink) session(ctx context.Context) error {
 	return err
 }
 
-// routes finds the table of every topic.
-func (s *sink) routes(schema *feldera.Schema) ([]partition.Route, error) {
+// routes finds the table of every topic. over is told when a failure of
+// something has ended.
+func (s *sink) routes(schema *feldera.Schema, over func(what string)) ([]partition.Route, error) {
 	destinations := make(map[string]partition.Destination)
 	var routes []partition.Route
 	for _, topic := range s.c.Topics {
@@ -192,7 +253,8 @@ func (s *sink) routes(schema *feldera.Schema) ([]partition.Route, error) {
 		}
 		to := destinations[table.Spelling()]
 		if to == nil {
-			to = partition.ForTable(s.pipeline.Writer(table), table, s.policy)
+			writing := "write table " + table.Spelling() // as the client calls it
+			to = &destination{partition.ForTable(s.pipeline.Writer(table), table, s.policy), func() { over(writing) }}
 			destinations[table.Spelling()] = to
 		}
 		rows := decode.NewJSONRows(table.Relation())
@@ -236,22 +298,104 @@ func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watche
 
 // show turns the consumer's state into health, once a second. It is also what
 // feeds the watchdog: Snapshot takes every lock of the consumer, so a consumer
-// that hangs with one held starves it.
-func (s *sink) show(ctx context.Context, consumer *partition.Consumer) {
+// that hangs with one held starves it. It gives an error when nothing can go
+// on before a person has acted, else nil when ctx has ended.
+func (s *sink) show(ctx context.Context, consumer *partition.Consumer) error {
 	every := time.NewTicker(time.Second)
 	defer every.Stop()
+	stopped := 0
 	for {
 		select {
 		case <-every.C:
 		case <-ctx.Done():
-			return
+			return nil
 		}
 		st := consumer.Snapshot()
 		s.rt.Health.Beat()
+		s.logTrouble(ctx, &st)
 		s.showGroup(&st)
 		s.showPartitions(&st)
 		s.showCompletion(&st)
+		why, all := st.AllStopped()
+		if !all {
+			stopped = 0
+			continue
+		}
+		if stopped++; stopped == stoppedLooks {
+			return fmt.Errorf("all %d partitions stopped: %w", st.Assigned, why)
+		}
 	}
+}
+
+// logTrouble says, at growing intervals, what the consumer waits for and the
+// client library only mentions in passing.
+func (s *sink) logTrouble(ctx context.Context, st *partition.Status) {
+	say := func(what string, err error) {
+		if err != nil {
+			s.repeats.Failed(ctx, what, err)
+		} else {
+			s.repeats.Worked(ctx, what)
+		}
+	}
+	say(reachBrokers, st.BrokersErr)
+	for _, t := range s.c.Topics {
+		say("consume topic "+t.Topic, st.TopicErrs[t.Topic])
+	}
+}
+
+// watchPipeline looks at the pipeline, at once and every pipelineLook, since
+// while there are no rows nothing else would notice that it is paused or gone.
+// It gives a *feldera.IncarnationChanged when it is another process, else nil
+// when ctx has ended.
+func (s *sink) watchPipeline(ctx context.Context) error {
+	every := time.NewTicker(pipelineLook)
+	defer every.Stop()
+	for {
+		stats, err := s.pipeline.Stats(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil && stats.Incarnation != s.pipeline.Expected() {
+			return &feldera.IncarnationChanged{Was: s.pipeline.Expected(), Now: stats.Incarnation}
+		}
+		s.showPipeline(ctx, stats, err)
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (s *sink) showPipeline(ctx context.Context, stats *feldera.Stats, err error) {
+	c := ops.Check{OK: true, Message: "it answers and runs"}
+	stalled := ""
+	if err == nil {
+		stalled = stats.Stalled()
+	}
+	switch {
+	case err != nil && feldera.Classify(err) == feldera.ClassStopOperator:
+		c = ops.Check{Blocking: true, Message: err.Error(), Hint: whatToDo(err, "correct FELDERA_URL, FELDERA_PIPELINE or FELDERA_API_KEY")}
+	case err != nil:
+		c = ops.Check{Message: err.Error(), Hint: "it is looked at again; is the pipeline running, and reachable at FELDERA_URL?"}
+	case stats.State != "Running":
+		c = ops.Check{Message: "the pipeline is " + stats.State, Hint: "start or resume it; no offset moves meanwhile"}
+	default:
+		c.Message += ", incarnation " + stats.Incarnation
+	}
+	if c.OK {
+		s.repeats.Worked(ctx, lookPipeline)
+	} else {
+		if err == nil {
+			err = errors.New(c.Message)
+		}
+		s.repeats.Failed(ctx, lookPipeline, err)
+	}
+	s.mu.Lock()
+	s.stalled = stalled
+	s.mu.Unlock()
+	s.rt.Health.Set(checkPipeline, c)
+	s.rt.Health.SetReady(checkPipeline, c.OK, c.Message)
 }
 
 // showCompletion says when accepted rows have waited for completion too long.
@@ -265,17 +409,26 @@ func (s *sink) showCompletion(st *partition.Status) {
 		s.evidence = time.Now()
 	}
 	s.waiting = n > 0
-	since := s.evidence
+	since, stalled := s.evidence, s.stalled
 	s.mu.Unlock()
 	if n > 0 && time.Since(since) > completionPatience {
-		s.destination(false, fmt.Sprintf("%d arrays are accepted but not completed, without any completion since %s", n, since.UTC().Format(time.RFC3339)),
+		message := fmt.Sprintf("%d arrays are accepted but not completed, without any completion since %s", n, since.UTC().Format(time.RFC3339))
+		if stalled != "" {
+			message += ": " + stalled
+		}
+		s.showDestination(false, message,
 			"look in the pipeline's /stats for an open transaction, a stuck output or a paused state; no offset moves meanwhile")
 	}
 }
 
 func (s *sink) showGroup(st *partition.Status) {
 	c := ops.Check{OK: st.Joined && st.Current, Message: fmt.Sprintf("member of group %s with %d partitions", st.Group, st.Assigned)}
+	topic, topicErr := firstFault(st.TopicErrs)
 	switch {
+	case st.BrokersErr != nil && !c.OK:
+		c = ops.Check{Message: st.BrokersErr.Error(), Hint: "it is tried again until it works; are the brokers up, and KAFKASINK_BROKERS, KAFKASINK_TLS and the login right?"}
+	case topicErr != nil && !st.Joined:
+		c = ops.Check{Message: fmt.Sprintf("waits for topic %s before it joins group %s: %v", topic, st.Group, topicErr), Hint: whatToDo(topicErr, "it is tried again until it works")}
 	case st.GroupErr != nil:
 		c = ops.Check{Message: st.GroupErr.Error(), Hint: "look at the brokers and at the group's other members"}
 	case !st.Joined:
@@ -295,6 +448,13 @@ func (s *sink) showGroup(st *partition.Status) {
 
 func (s *sink) showPartitions(st *partition.Status) {
 	blocked := st.Blocked()
+	topic, topicErr := firstFault(st.TopicErrs)
+	if len(blocked) == 0 && topicErr != nil {
+		s.rt.Health.Set(checkPartitions, ops.Check{
+			Message: fmt.Sprintf("nothing is read of topic %s: %v", topic, topicErr), Hint: whatToDo(topicErr, "it is tried again until it works"),
+		})
+		return
+	}
 	if len(blocked) == 0 {
 		completing := ops.Check{OK: true, Message: "every partition goes on"}
 		for i := range st.Partitions {
@@ -305,12 +465,29 @@ func (s *sink) showPartitions(st *partition.Status) {
 		s.rt.Health.Set(checkPartitions, completing)
 		return
 	}
-	c := ops.Check{Blocking: true, Message: fmt.Sprintf("%d stopped: %v", len(blocked), blocked[0])}
-	var refused *decode.Refusal
-	if errors.As(blocked[0], &refused) {
-		c.Hint = refused.Do
+	s.rt.Health.Set(checkPartitions, ops.Check{
+		Blocking: true, Message: fmt.Sprintf("%d stopped: %v", len(blocked), blocked[0]), Hint: whatToDo(blocked[0], ""),
+	})
+}
+
+// firstFault gives the fault of the topic that is first in order, so that the
+// same one is shown each time.
+func firstFault(faults map[string]error) (topic string, err error) {
+	for name, fault := range faults {
+		if err == nil || name < topic {
+			topic, err = name, fault
+		}
 	}
-	s.rt.Health.Set(checkPartitions, c)
+	return topic, err
+}
+
+// whatToDo gives what a refusal says that mends it, otherwise for other errors.
+func whatToDo(err error, otherwise string) string {
+	var refused *decode.Refusal
+	if errors.As(err, &refused) {
+		return refused.Do
+	}
+	return otherwise
 }
 
 // noDestination and noDecoder stand in a configuration that is only looked at.

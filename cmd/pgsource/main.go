@@ -4,7 +4,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
+	"time"
 
 	// CA roots for images that have no store of their own; a system store wins.
 	_ "golang.org/x/crypto/x509roots/fallback"
@@ -64,24 +66,30 @@ func run(ctx context.Context, call ops.Call) error {
 	if err != nil {
 		return err
 	}
+	var source *wal.Source
 	return ops.Daemon{
 		Name: daemon, Listen: c.Listen, LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
-		ReadyWhen: []string{wal.CheckSource, wal.CheckDestination}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		ListenSetting: "PGSOURCE_LISTEN",
+		ReadyWhen:     []string{wal.CheckSource, wal.CheckDestination, wal.CheckPipeline}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		LongestStep: c.Feldera.RequestTimeout + c.Feldera.RequestLifetime + c.ShutdownTimeout,
 		Work: func(ctx context.Context, rt ops.Runtime) error {
-			source, closing, err := newSource(c, rt)
+			made, closing, err := newSource(ctx, c, rt)
 			if err != nil {
 				return err
 			}
 			defer closing()
+			source = made
 			return source.Run(ctx)
 		},
+		WhileBlocked: func(ctx context.Context) { source.WatchSlot(ctx) }, // a refusal comes from Run
 	}.Run(ctx, call)
 }
 
 // newSource wires one Source from the configuration.
-func newSource(c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing func(), err error) {
+func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing func(), err error) {
 	metrics := feldera.NewMetrics(rt.Registry, daemon)
-	pipeline, err := feldera.New(pipelineConfig(c, rt, metrics))
+	say := newReporter(ctx, rt)
+	pipeline, err := feldera.New(pipelineConfig(c, say, metrics))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -103,7 +111,7 @@ func newSource(c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing 
 		IgnoreTruncate: c.Truncate == config.Ignore,
 		Policy:         policy, Pipeline: pipeline,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
-		Report: func(s wal.Status) { report(rt.Health, s) },
+		Report: say.report,
 		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
 		Beat:   rt.Health.Beat,
 	})
@@ -114,21 +122,17 @@ func newSource(c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing 
 }
 
 // phases maps the source's phases to the daemon's.
-var phases = map[string]ops.Phase{
-	wal.PhaseConnecting: ops.PhaseConnecting,
-	wal.PhaseStreaming:  ops.PhaseStreaming,
-	wal.PhaseStopping:   ops.PhaseStopping,
-}
+var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.PhaseStreaming: ops.PhaseStreaming}
 
-func pipelineConfig(c *config.PGSource, rt ops.Runtime, metrics *feldera.Metrics) feldera.Config {
+func pipelineConfig(c *config.PGSource, say *reporter, metrics *feldera.Metrics) feldera.Config {
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
 		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
-		Logger: rt.Logger, Observe: metrics.Observe,
+		Logger: say.rt.Logger, Observe: metrics.Observe,
 		OnRetry: func(r feldera.Retry) {
 			metrics.Retried(r)
-			rt.Health.Beat() // waiting for Feldera is no hang
-			report(rt.Health, wal.Status{Check: wal.CheckDestination, Message: r.What + ": " + r.Err.Error(), Hint: "it is tried again until it works; the LSN does not move meanwhile"})
+			say.rt.Health.Beat() // waiting for Feldera is no hang
+			say.report(wal.Status{Check: wal.CheckDestination, Message: r.What + ": " + r.Err.Error(), Hint: "it is tried again until it works; the LSN does not move meanwhile"})
 		},
 	}
 	if c.Feldera.APIKey.IsSet() {
@@ -137,17 +141,39 @@ func pipelineConfig(c *config.PGSource, rt ops.Runtime, metrics *feldera.Metrics
 	return cfg
 }
 
-// report shows one check of the source, and what it means for readiness: the
-// destination and the source have to be in order, a slow slot has not.
-func report(health *ops.Health, s wal.Status) {
-	health.Set(s.Check, ops.Check{OK: s.OK, Blocking: s.Blocking, Message: s.Message, Hint: s.Hint})
-	if s.Check == wal.CheckSource || s.Check == wal.CheckDestination {
-		health.SetReady(s.Check, s.OK, s.Message)
+// reporter shows the checks of the source in health, what they mean for
+// readiness, and their comings and goings in the log.
+type reporter struct {
+	ctx     context.Context //nolint:containedctx // the life of the run, for its log lines
+	rt      ops.Runtime
+	repeats *ops.Repeats
+}
+
+func newReporter(ctx context.Context, rt ops.Runtime) *reporter {
+	return &reporter{ctx: ctx, rt: rt, repeats: ops.NewRepeats(rt.Logger, time.Now)}
+}
+
+// report shows one check. Source, destination and pipeline have to be in order
+// for the daemon to be ready; a slow slot has not. What the source logs by
+// itself is not logged again.
+func (r *reporter) report(s wal.Status) {
+	r.rt.Health.Set(s.Check, ops.Check{OK: s.OK, Blocking: s.Blocking, Message: s.Message, Hint: s.Hint})
+	switch s.Check {
+	case wal.CheckDestination, wal.CheckPipeline:
+		if s.OK {
+			r.repeats.Worked(r.ctx, s.Check)
+		} else {
+			r.repeats.Failed(r.ctx, s.Check, errors.New(s.Message))
+		}
+	case wal.CheckSource:
+	default:
+		return
 	}
+	r.rt.Health.SetReady(s.Check, s.OK, s.Message)
 }
 
 // preflights are the checks of the check verb. They change nothing.
-func preflights(_ context.Context, call ops.Call) ([]ops.NamedCheck, error) {
+func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	c, err := load(call.Environ)
 	if err != nil {
 		return nil, err
@@ -156,7 +182,7 @@ func preflights(_ context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	if err != nil {
 		return nil, err
 	}
-	source, _, err := newSource(c, rt)
+	source, _, err := newSource(ctx, c, rt)
 	if err != nil {
 		return nil, err
 	}

@@ -85,7 +85,7 @@ type PGSource struct {
 	DecimalExcess   string        `env:"PGSOURCE_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A decimal with more digits after the point than the Feldera column: refuse the row, or cut the digits off."`
 	Truncate        string        `env:"PGSOURCE_TRUNCATE" envDefault:"stop" oneof:"stop|ignore" help:"A TRUNCATE at the source: stop, or ignore it and leave the rows in Feldera."`
 	ShutdownTimeout time.Duration `env:"PGSOURCE_SHUTDOWN_TIMEOUT" envDefault:"30s" min:"0s" max:"1h" help:"After the first signal, how long to wait for what is in flight to be completed and acknowledged."`
-	StallTimeout    time.Duration `env:"PGSOURCE_STALL_TIMEOUT" envDefault:"60s" min:"5s" max:"1h" help:"Silence on the replication connection after which it counts as half open and is made anew. Not below the server's wal_sender_timeout."`
+	StallTimeout    time.Duration `env:"PGSOURCE_STALL_TIMEOUT" envDefault:"1m" min:"5s" max:"1h" help:"Silence on the replication connection after which it counts as half open and is made anew. Not below the server's wal_sender_timeout."`
 	Listen          string        `env:"PGSOURCE_LISTEN" envDefault:"127.0.0.1:8081" form:"address" help:"Address of /healthz, /livez, /readyz and /metrics. It has no authentication."`
 	LogLevel        string        `env:"PGSOURCE_LOG_LEVEL" envDefault:"info" oneof:"debug|info|warn|error" help:"Least severe level that is logged."`
 	LogFormat       string        `env:"PGSOURCE_LOG_FORMAT" envDefault:"text" oneof:"text|json" help:"Form of the log lines on stderr."`
@@ -113,7 +113,7 @@ type KafkaSink struct {
 	LaneMemory       Size          `env:"KAFKASINK_LANE_MEMORY" envDefault:"16MiB" min:"64KiB" max:"1TiB" help:"Most bytes of records held for one partition; above it the partition is paused. Not above KAFKASINK_MEMORY_LIMIT."`
 	MemoryLimit      Size          `env:"KAFKASINK_MEMORY_LIMIT" envDefault:"256MiB" min:"1MiB" max:"1TiB" help:"Most bytes of records held for all partitions together."`
 	SessionTimeout   time.Duration `env:"KAFKASINK_SESSION_TIMEOUT" envDefault:"45s" min:"1s" max:"30m" help:"Silence after which the group takes this member for dead. The broker has its own bounds for it."`
-	RebalanceTimeout time.Duration `env:"KAFKASINK_REBALANCE_TIMEOUT" envDefault:"60s" min:"1s" max:"30m" help:"How long the group waits for members in a rebalance. At least twice KAFKASINK_DRAIN_TIMEOUT."`
+	RebalanceTimeout time.Duration `env:"KAFKASINK_REBALANCE_TIMEOUT" envDefault:"1m" min:"1s" max:"30m" help:"How long the group waits for members in a rebalance. At least twice KAFKASINK_DRAIN_TIMEOUT."`
 	TLS              bool          `env:"KAFKASINK_TLS" envDefault:"false" help:"Speak TLS to the brokers."`
 	CAFile           string        `env:"KAFKASINK_CA_FILE" form:"cafile" example:"/etc/holdfast/kafka-ca.pem" help:"PEM file with the certificates that sign the brokers'. Needs KAFKASINK_TLS. Not set: the system's roots."`
 	SASLMechanism    string        `env:"KAFKASINK_SASL_MECHANISM" oneof:"plain|scram-sha-256|scram-sha-512" help:"How to log in to the brokers. Not set: no login. plain sends the password as it is, so use it with KAFKASINK_TLS."`

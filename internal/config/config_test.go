@@ -62,7 +62,14 @@ func faultsOf(t *testing.T, err error) []string {
 	if !ok {
 		t.Fatalf("error is %T (%v), expected *Faults", err, err)
 	}
-	return strings.Split(f.Error(), "\n")
+	lines := strings.Split(f.Error(), "\n")
+	if f.Hint == "" {
+		return lines
+	}
+	if last := lines[len(lines)-1]; last != f.Hint || !strings.HasSuffix(last, " run -help` lists all settings") {
+		t.Errorf("last line %q, hint %q", last, f.Hint)
+	}
+	return lines[:len(lines)-1]
 }
 
 func TestDefaults(t *testing.T) {
@@ -124,7 +131,7 @@ func TestFaultsOfOneSetting(t *testing.T) {
 		{"FELDERA_URL=http://h?marker", "FELDERA_URL has a query"},
 		{"FELDERA_URL=http:///marker", "FELDERA_URL has no host"},
 		{"FELDERA_URL=http://h/%zzmarker", "FELDERA_URL is not a URL"},
-		{"FELDERA_URL=", "FELDERA_URL is not set"},
+		{"FELDERA_URL=", "FELDERA_URL is not set; allowed: an http or https URL without user, password, query or fragment, such as http://feldera:8080"},
 		{"FELDERA_PIPELINE=mar/ker", "FELDERA_PIPELINE is not a name"},
 		{"FELDERA_API_KEY=mar ker", "FELDERA_API_KEY has a character that cannot be sent"},
 		{"FELDERA_CA_FILE=/marker/none", "FELDERA_CA_FILE names a file that cannot be opened (no such file or directory)"},
@@ -163,8 +170,8 @@ func TestFaultsOfOneSetting(t *testing.T) {
 		{`PGSOURCE_TABLES=public."a`, "PGSOURCE_TABLES has a double quote without its end in entry 1"},
 		{"PGSOURCE_TABLES=public.1a", "PGSOURCE_TABLES has a table name that needs double quotes"},
 		{"PGSOURCE_TABLES=public." + strings.Repeat("a", 64), "PGSOURCE_TABLES has a table name longer than 63 bytes"},
-		{"PGSOURCE_TABELS=marker", "PGSOURCE_TABELS is unknown; allowed: PGSOURCE_TABLES is the nearest known name"},
-		{"FELDERA_APIKEY=marker", "FELDERA_APIKEY is unknown; allowed: FELDERA_API_KEY is the nearest known name"},
+		{"PGSOURCE_TABELS=marker", "PGSOURCE_TABELS is unknown; did you mean PGSOURCE_TABLES?"},
+		{"FELDERA_APIKEY=marker", "FELDERA_APIKEY is unknown; did you mean FELDERA_API_KEY?"},
 		{"FELDERA_PORT=8080", "FELDERA_PORT is unknown"},
 		{"PGSOURCE_SLOT_FILE=marker", "PGSOURCE_SLOT_FILE is unknown; allowed: only secrets can be read from a file: set PGSOURCE_SLOT"},
 		{"PGSOURCE_\x1b[31m=marker", `"PGSOURCE_\x1b[31m" is unknown`},
@@ -241,6 +248,22 @@ func TestAllFaultsAtOnceInTheOrderOfTheTable(t *testing.T) {
 	}
 	if code := err.(interface{ ExitCode() int }).ExitCode(); code != 78 { //nolint:errcheck // asserted above
 		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestANameIsOfferedOnlyWhenItIsNear(t *testing.T) {
+	for name, want := range map[string]string{
+		"KAFKASINK_BROKER":      "KAFKASINK_BROKER is unknown; did you mean KAFKASINK_BROKERS?",
+		"KAFKASINK_LOGLEVEL":    "KAFKASINK_LOGLEVEL is unknown; did you mean KAFKASINK_LOG_LEVEL?",
+		"KAFKASINK_CONCURRENCY": "KAFKASINK_CONCURRENCY is unknown",
+		"FELDERA_NEW":           "FELDERA_NEW is unknown",
+		"FELDERA_TOKEN":         "FELDERA_TOKEN is unknown",
+		"FELDERA_":              "FELDERA_ is unknown",
+	} {
+		_, err := LoadKafkaSink(minimalKafka(name + "=1"))
+		if lines := faultsOf(t, err); len(lines) != 1 || lines[0] != want {
+			t.Errorf("faults %q, expected %q", lines, want)
+		}
 	}
 }
 
@@ -433,6 +456,9 @@ func TestTable(t *testing.T) {
 			}
 			if _, ok := forms()[s.form]; s.form != "" && !ok {
 				t.Errorf("%s: form %q does not exist", s.Name, s.form)
+			}
+			if d, err := time.ParseDuration(s.Default); s.Type == "duration" && (err != nil || formatDuration(d) != s.Default) {
+				t.Errorf("%s: the page shows the default %s, the printed settings %s (%v)", s.Name, s.Default, formatDuration(d), err)
 			}
 			if s.Required && s.Default != "" {
 				t.Errorf("%s is required and has a default", s.Name)

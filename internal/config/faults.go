@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // exitConfiguration is EX_CONFIG of sysexits.
@@ -31,13 +32,18 @@ func (f Fault) String() string {
 // wrong, at once, in the order of the settings, unknown names last.
 type Faults struct {
 	List []Fault
+	// Hint says where all settings are listed, "" where that would not help.
+	Hint string
 }
 
-// Error gives one line for each fault.
+// Error gives one line for each fault, and one for the hint.
 func (f *Faults) Error() string {
-	lines := make([]string, len(f.List))
-	for i, one := range f.List {
-		lines[i] = one.String()
+	lines := make([]string, 0, len(f.List)+1)
+	for _, one := range f.List {
+		lines = append(lines, one.String())
+	}
+	if f.Hint != "" {
+		lines = append(lines, f.Hint)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -61,11 +67,12 @@ func wrong(format string, args ...any) error {
 }
 
 // nearest gives the candidate with the smallest edit distance to name; of
-// equals, the first in order. It is "" when there is no candidate.
+// equals, the first in order. It is "" when none is near: more than a third of
+// name would have to change, and whoever wrote it meant something else.
 func nearest(name string, candidates []string) string {
-	best, bestDistance := "", 0
+	best, bestDistance := "", utf8.RuneCountInString(name)/3+1
 	for _, c := range candidates {
-		if d := distance(name, c); best == "" || d < bestDistance {
+		if d := distance(name, c); d < bestDistance {
 			best, bestDistance = c, d
 		}
 	}

@@ -24,16 +24,20 @@ type reading struct {
 	sources  map[string]Source
 	faults   []Fault
 	faulty   map[string]bool // names that have a fault already
+	daemon   string          // whose settings are read
+	// lost: a name is missing or unknown, so the list of names would help.
+	lost bool
 }
 
 // read fills the groups (pointers to structs) from environ and collects the
-// faults of single settings. The error is a mistake in the tags, never in the
+// faults of single settings. The first prefix is that of the daemon. The error is a mistake in the tags, never in the
 // environment.
 func read(environ, prefixes []string, groups ...any) (*reading, error) {
 	r := &reading{
 		values:  map[string]reflect.Value{},
 		sources: map[string]Source{},
 		faulty:  map[string]bool{},
+		daemon:  strings.ToLower(strings.TrimSuffix(prefixes[0], "_")),
 	}
 	byGroup := make([][]Setting, len(groups))
 	for i, group := range groups {
@@ -135,8 +139,12 @@ func (r *reading) unknown(name, prefix string, names []string) {
 	if strings.ContainsFunc(shown, func(c rune) bool { return c != '_' && (c < 'A' || c > 'Z') && (c < '0' || c > '9') }) {
 		shown = strconv.Quote(shown)
 	}
-	near := nearest(strings.TrimPrefix(name[:min(len(name), maxNameShown)], prefix), candidates)
-	r.fault(Fault{shown, "is unknown", prefix + near + " is the nearest known name"})
+	what := "is unknown"
+	if near := nearest(strings.TrimPrefix(name[:min(len(name), maxNameShown)], prefix), candidates); near != "" {
+		what += "; did you mean " + prefix + near + "?"
+	}
+	r.lost = true
+	r.fault(Fault{shown, what, ""})
 }
 
 // What Kubernetes puts into every container for each service of the namespace,
@@ -212,6 +220,7 @@ func (r *reading) parse(group any, settings []Setting, given map[string]string) 
 		if unset, ok := errors.AsType[env.VarIsNotSetError](one); ok {
 			i := slices.IndexFunc(settings, func(s Setting) bool { return s.Name == unset.Key })
 			if i >= 0 && !r.faulty[unset.Key] {
+				r.lost = true
 				_ = r.refused(settings[i], wrong("is not set")) // an invalid: always nil
 			}
 			continue
@@ -279,6 +288,9 @@ func (r *reading) refused(s Setting, err error) error {
 	if f.Allowed == "" {
 		f.Allowed = s.Allowed()
 	}
+	if f.Wrong == "is not set" && s.Example != "" {
+		f.Allowed += ", such as " + s.Example
+	}
 	if s.Secret && f.Wrong == "is not set" {
 		f.Wrong += ", and " + s.Name + fileSuffix + " is not either"
 	}
@@ -315,7 +327,11 @@ func (r *reading) finish() (Effective, error) {
 			return len(r.settings)
 		}
 		slices.SortStableFunc(r.faults, func(a, b Fault) int { return place(a) - place(b) })
-		return Effective{}, &Faults{List: r.faults}
+		faults := &Faults{List: r.faults}
+		if r.lost {
+			faults.Hint = "`" + r.daemon + " run -help` lists all settings"
+		}
+		return Effective{}, faults
 	}
 	e := Effective{rows: make([]Row, len(r.settings))}
 	for i, s := range r.settings {

@@ -88,7 +88,7 @@ Both daemons are configured by environment variables and by nothing else.
 
 - A variable that is set to nothing counts as not set.
 - Everything that is wrong is reported at once, one line for each fault, and the process ends with code 78. No line carries a value.
-- A name that begins with one of the daemon's prefixes and is none of the settings is a fault; the nearest known name is offered. What Kubernetes adds for services (` + "`FELDERA_SERVICE_HOST`, `FELDERA_PORT_8080_TCP`" + `, …) is ignored.
+- A name that begins with one of the daemon's prefixes and is none of the settings is a fault; a known name is offered where one is near. What Kubernetes adds for services (` + "`FELDERA_SERVICE_HOST`, `FELDERA_PORT_8080_TCP`" + `, …) is ignored.
 - A secret can be given as ` + "`NAME_FILE`" + ` instead: the file that holds it. One line break at its end is cut. Both at once is a fault. The file is read again at each connect, so a secret can be rotated without a restart.
 - Durations and sizes need their unit: ` + "`500ms`, `30s`, `5m`; `512KiB`, `64MiB`, `1GiB`" + `.
 - ` + "`pgsource config` and `kafkasink config`" + ` print the values in force with where each came from, secrets redacted; ` + "`-json`" + ` for machines.

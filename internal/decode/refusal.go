@@ -44,14 +44,18 @@ type Refusal struct {
 	Err      error  // the cause, where there is one
 }
 
-// Error gives one sentence with all the parts.
+// Error gives one sentence with all the parts, such as "slot holdfast: the
+// server has none of this name; to mend it: …".
 func (r *Refusal) Error() string {
 	var b strings.Builder
 	b.WriteString(r.What)
 	if r.Where != "" {
-		fmt.Fprintf(&b, " at %s", r.Where)
+		if strings.Contains(r.Where, " ") {
+			b.WriteString(",") // more than a name: "insert, table orders, key id=1: …"
+		}
+		b.WriteString(" " + r.Where)
 	}
-	b.WriteString(" refused: ")
+	b.WriteString(": ")
 	b.WriteString(r.Why)
 	if r.Expected != "" {
 		fmt.Fprintf(&b, "; expected %s", r.Expected)

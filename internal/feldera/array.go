@@ -99,6 +99,22 @@ func (a *Array) Reset() {
 	a.buf, a.ends, a.altered, a.elements = a.buf[:0], a.ends[:0], a.altered[:0], 0
 }
 
+// Mark is a state of an array that it can be taken back to.
+type Mark struct {
+	table                  *Table
+	buf, changes, elements int
+}
+
+// Mark gives the state now.
+func (a *Array) Mark() Mark { return Mark{a.table, len(a.buf), len(a.ends), a.elements} }
+
+// TakeBack drops the changes that were added since m was taken of this array,
+// with no Reset in between. What they altered by policy stays counted.
+func (a *Array) TakeBack(m Mark) {
+	a.table, a.elements = m.table, m.elements
+	a.buf, a.ends = a.buf[:m.buf], a.ends[:m.changes]
+}
+
 // slice gives the body that holds the changes from lo to below hi.
 func (a *Array) slice(lo, hi int) []byte {
 	if lo == 0 && hi == len(a.ends) {

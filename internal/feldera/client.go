@@ -95,6 +95,8 @@ type Client struct {
 	writers   map[string]*Writer // by canonical table spelling
 
 	seq atomic.Uint64 // orders the tokens of one writer
+
+	uncut uncut
 }
 
 // New checks cfg and makes a client. It connects to nothing.
@@ -168,7 +170,7 @@ func trusted(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // nil is the system's pool to crypto/tls
 	}
-	pem, err := os.ReadFile(file)
+	pem, err := os.ReadFile(file) //nolint:gosec // the operator names the file in the daemon's own configuration
 	if err != nil {
 		return nil, fmt.Errorf("feldera CA file: %w", err)
 	}
@@ -243,11 +245,11 @@ func (c *Client) attempt(ctx context.Context, cl call) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
 		fmt.Errorf("no complete answer within %s: %w", timeout, context.DeadlineExceeded))
 	defer cancel()
-	resp, release, err := c.open(ctx, cl)
+	resp, err := c.open(ctx, cl)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	defer resp.Body.Close()
 	body, err := readBounded(resp.Body, cl.limit)
 	if err != nil {
 		return nil, c.answerError(ctx, cl, resp, body, err)
@@ -258,15 +260,16 @@ func (c *Client) attempt(ctx context.Context, cl call) ([]byte, error) {
 	return body, nil
 }
 
-// open sends the request and gives the answer with its body unread. release
-// closes the body and returns only when nothing reads cl.body any more.
-func (c *Client) open(ctx context.Context, cl call) (*http.Response, func(), error) {
+// open sends the request and gives the answer with its body unread. Closing
+// that body also takes cl.body back: Close returns only when nothing reads it
+// any more. An error leaves nothing to close.
+func (c *Client) open(ctx context.Context, cl call) (*http.Response, error) {
 	fail := func(sent bool, err error) error {
 		return &Error{Endpoint: cl.endpoint, Mutates: cl.mutates, Sent: sent, Err: err}
 	}
 	key, err := c.apiKey()
 	if err != nil {
-		return nil, nil, fail(false, err)
+		return nil, fail(false, err)
 	}
 	// The transport tells when it has a connection. Before that, no byte can
 	// have left; after it, nothing is known. No finer line is safe to draw.
@@ -276,7 +279,7 @@ func (c *Client) open(ctx context.Context, cl call) (*http.Response, func(), err
 	})
 	req, err := http.NewRequestWithContext(ctx, cl.method, c.base+cl.path, http.NoBody)
 	if err != nil {
-		return nil, nil, fail(false, errors.New("the address cannot be used in a request"))
+		return nil, fail(false, errors.New("the address cannot be used in a request"))
 	}
 	lent := &lender{body: cl.body}
 	if cl.body != nil {
@@ -293,12 +296,24 @@ func (c *Client) open(ctx context.Context, cl call) (*http.Response, func(), err
 	resp, err := c.http.Do(req)
 	if err != nil {
 		lent.takeBack()
-		return nil, nil, fail(connected.Load(), transportCause(ctx, err))
+		return nil, fail(connected.Load(), transportCause(ctx, err))
 	}
-	return resp, func() {
-		_ = resp.Body.Close() // the answer has been read or given up by now
-		lent.takeBack()
-	}, nil
+	resp.Body = &answerBody{ReadCloser: resp.Body, lent: lent}
+	return resp, nil
+}
+
+// answerBody is an answer's body. While it is open, the transport may still be
+// reading the request's.
+type answerBody struct {
+	io.ReadCloser
+	lent *lender
+}
+
+// Close ends the answer and takes the request's body back.
+func (b *answerBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.lent.takeBack()
+	return err
 }
 
 // transportCause strips the address off a transport's error and puts the

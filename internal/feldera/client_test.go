@@ -80,7 +80,7 @@ func TestHostileAnswers(t *testing.T) {
 			_, _ = io.WriteString(w, `{"global_metrics":{"state":"Running"}}`)
 		}, ClassStopOperator, "incarnation_uuid"},
 		{"a hijacked connection", func(w http.ResponseWriter, _ *http.Request) {
-			conn, _, err := w.(http.Hijacker).Hijack()
+			conn, _, err := http.NewResponseController(w).Hijack()
 			if err == nil {
 				_ = conn.Close()
 			}
@@ -100,7 +100,7 @@ func TestHostileAnswers(t *testing.T) {
 func TestTimeout(t *testing.T) {
 	release := make(chan struct{})
 	cl := server(t, Config{RequestTimeout: 20 * time.Millisecond}, func(w http.ResponseWriter, _ *http.Request) {
-		w.(http.Flusher).Flush()
+		_ = http.NewResponseController(w).Flush() // a client that sees no header times out as well
 		<-release
 	})
 	t.Cleanup(func() { close(release) }) // before the server waits for its handlers

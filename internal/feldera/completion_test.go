@@ -88,6 +88,14 @@ func (w *watching) take() []string {
 	return out
 }
 
+// wantCanceled waits for the end of Run, which came by its context.
+func wantCanceled(t *testing.T, ended <-chan error) {
+	t.Helper()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run ended with %v", err)
+	}
+}
+
 func TestCompletions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p progress
@@ -130,9 +138,7 @@ func TestCompletions(t *testing.T) {
 			t.Errorf("%d outstanding", n)
 		}
 		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
+		wantCanceled(t, ended)
 	})
 }
 
@@ -154,7 +160,7 @@ func TestCompletionsInSendingOrder(t *testing.T) {
 			t.Error(diff)
 		}
 		cancel()
-		<-ended
+		wantCanceled(t, ended)
 	})
 }
 
@@ -185,7 +191,7 @@ func TestCompletionsAreRetried(t *testing.T) {
 		go func() { ended <- cs.Run(ctx) }()
 		sleep(ctx, time.Minute)
 		cancel()
-		<-ended
+		wantCanceled(t, ended)
 		if diff := cmp.Diff([]string{"1 ingested 1", "1 completed 1"}, w.take()); diff != "" {
 			t.Error(diff)
 		}
@@ -228,7 +234,7 @@ func TestCompletionsEndByLoss(t *testing.T) {
 				go func() { ended <- cs.Run(ctx) }()
 				sleep(ctx, time.Minute)
 				cancel()
-				<-ended
+				wantCanceled(t, ended)
 				if diff := cmp.Diff(c.want, w.take()); diff != "" {
 					t.Error(diff)
 				}
@@ -273,6 +279,6 @@ func TestCompletionsEndByRefusal(t *testing.T) {
 			t.Errorf("%v", said)
 		}
 		cancel()
-		<-ended
+		wantCanceled(t, ended)
 	})
 }

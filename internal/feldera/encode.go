@@ -185,7 +185,7 @@ func (e *Encoder) match() ([]int, error) {
 			adds[n] = sqlName(e.rel.Columns[i].Name) + " " + string(suggest(e.rel.Columns[i].TypeOID))
 		}
 		return nil, e.misfit("the table lacks the source's columns "+list(e.extra),
-			"every source column in the table", "add to CREATE TABLE "+e.table.spelling+": "+strings.Join(adds, ", ")+"; or set extra columns to be ignored")
+			"every source column in the table", "add to CREATE TABLE "+e.table.spelling+": "+strings.Join(adds, ", ")+"; or set PGSOURCE_EXTRA_COLUMNS=ignore or KAFKASINK_EXTRA_FIELDS=ignore")
 	}
 	return sources, nil
 }
@@ -218,7 +218,7 @@ func (e *Encoder) checkKey() error {
 	return e.misfit(
 		fmt.Sprintf("the source identifies rows by %s, the table by %s", list(source), list(want)),
 		"the same key on both sides: else a delete or an upsert meets another row",
-		"declare PRIMARY KEY ("+strings.Join(source, ", ")+") in the table, or set the source's REPLICA IDENTITY to FULL or to an index over "+list(want))
+		"declare PRIMARY KEY ("+strings.Join(source, ", ")+") on the Feldera table; or, for later changes only, set the source's REPLICA IDENTITY to FULL or to an index over "+list(want))
 }
 
 func (e *Encoder) misfit(why, expected, do string) *decode.Refusal {
@@ -270,6 +270,10 @@ type problem struct {
 	do       string
 }
 
+// laterChange ends the advice about a value: the change that carries it is in
+// the log already, and every retry meets it again.
+const laterChange = "a later change of the row does not mend this one"
+
 func cannot(why, expected string) *problem {
 	return &problem{reason: decode.ReasonValue, why: why, expected: expected}
 }
@@ -289,7 +293,7 @@ func (e *Encoder) encode(a *Array, ch *decode.OrderChange) *problem {
 	case decode.Delete:
 		return e.delete(a, ch.Before)
 	case decode.Truncate:
-		return &problem{reason: decode.ReasonUnsupported, why: "a truncation is no row", expected: "a caller that deals with truncation", do: "set a policy for TRUNCATE"}
+		return &problem{reason: decode.ReasonUnsupported, why: "a truncation is no row", expected: "a caller that deals with truncation", do: "set PGSOURCE_TRUNCATE=ignore"}
 	}
 	return &problem{reason: decode.ReasonMalformed, why: "its operation is " + ch.Op.String()}
 }
@@ -333,10 +337,14 @@ func (e *Encoder) old(row []decode.Value, source int) *decode.Value {
 }
 
 func (e *Encoder) unknown(c *encColumn) *problem {
+	do := "for later changes only: " + e.fullIdentity()
+	if !e.table.HasKey() {
+		do = "declare a PRIMARY KEY on the Feldera table; " + do
+	}
 	return &problem{
 		reason: decode.ReasonIdentity, column: c.plan.name,
 		why:      "the source did not send the column's value because it did not change, and the whole row is needed here",
-		expected: "the old row with the change", do: e.fullIdentity(),
+		expected: "the old row with the change", do: do,
 	}
 }
 
@@ -471,7 +479,7 @@ func (e *Encoder) deleteKey(a *Array, before []decode.Value) *problem {
 			return &problem{
 				reason: decode.ReasonIdentity, column: c.plan.name,
 				why: "it does not carry the row's old key", expected: "every column of the key with a value",
-				do: "give the source table a primary key or replica identity, or: " + e.fullIdentity(),
+				do: "declare the Feldera table's PRIMARY KEY over columns that the source's key has; for later changes only: " + e.fullIdentity(),
 			}
 		}
 		if p := e.member(a, c, &before[c.source], n == 0); p != nil {
@@ -498,7 +506,7 @@ func (e *Encoder) deleteWhole(a *Array, before []decode.Value) *problem {
 	if partial {
 		return &problem{
 			reason: decode.ReasonIdentity, why: "the table has no primary key, and the change does not carry the whole old row",
-			expected: "the whole old row with every update and delete", do: e.fullIdentity() + "; or declare a PRIMARY KEY in the table",
+			expected: "the whole old row with every update and delete", do: "declare a PRIMARY KEY on the Feldera table; for later changes only: " + e.fullIdentity(),
 		}
 	}
 	a.openElement(`{"delete":{`)
@@ -522,6 +530,9 @@ func (e *Encoder) refusal(ch *decode.OrderChange, p *problem) *decode.Refusal {
 	}
 	if ch.Position != (decode.Position{}) {
 		where += ", " + ch.Position.String()
+	}
+	if p.do == "" && p.reason == decode.ReasonValue {
+		p.do = "change the column's type in the Feldera table; " + laterChange
 	}
 	return &decode.Refusal{
 		Reason: p.reason, What: ch.Op.String(), Where: where, Why: p.why, Expected: p.expected, Do: p.do,

@@ -59,7 +59,7 @@ func (p *plan) appendVariant(dst []byte, v *decode.Value, pol *Policy, a *Array)
 func (p *plan) checkJSON(b []byte) *problem {
 	if err := validJSON(b); err != nil {
 		pr := cannot("the JSON "+shown(b)+" is not acceptable: "+err.Error(), "valid JSON without duplicate names or lone surrogates")
-		pr.do = "mend the row at the source, or declare the column VARCHAR in the table"
+		pr.do = "declare the column VARCHAR in the Feldera table; " + laterChange
 		return pr
 	}
 	if n := nesting(b); n > maxNesting {
@@ -258,6 +258,7 @@ func (n *nested) mapKey(dst []byte, p *plan, name string) ([]byte, *problem) {
 		v.Kind = decode.Number
 	case planBool:
 		v.Kind = decode.Bool
+	default: // the key stays the text that it is
 	}
 	mark := len(dst)
 	dst, pr := p.append(dst, &v, n.pol, n.a)

@@ -103,6 +103,7 @@ func (r *pgArray) element(dst []byte, p *plan) ([]byte, *problem) {
 		}
 	case planMap, planStruct:
 		v.Kind = decode.JSON
+	default: // Postgres writes it as the text that the type reads
 	}
 	return p.append(dst, &v, r.pol, r.a)
 }

@@ -516,11 +516,13 @@ func TestNewEncoderRefuses(t *testing.T) {
 		{"nothing in common", &Table{Name: "orders", spelling: "orders", Columns: []Column{{Name: "z", Type: typeOf(Varchar)}}}, relation(), []string{"in common"}},
 		{
 			"an interval", &Table{Name: "orders", spelling: "orders", Columns: []Column{{Name: "id", Type: Type{Name: "INTERVAL_DAY"}}}},
-			relation(id), []string{"INTERVAL_DAY"},
+			relation(id),
+			[]string{"INTERVAL_DAY"},
 		},
 		{
 			"a DECIMAL without digits", &Table{Name: "orders", spelling: "orders", Columns: []Column{{Name: "id", Type: Type{Name: Decimal}}}},
-			relation(id), []string{"precision"},
+			relation(id),
+			[]string{"precision"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -48,7 +48,7 @@ func (p *plan) appendTemporal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pr
 		if pol.Fraction != TruncateExcess {
 			return dst, &problem{
 				reason: decode.ReasonValue, why: "the value " + shown(b) + " is finer than " + p.typ.String() + " keeps", expected: p.expectation(),
-				do: "round at the source, or set surplus digits to be truncated",
+				do: "set …_DECIMAL_EXCESS=truncate, or change the Feldera column; " + laterChange,
 			}
 		}
 		a.altered = append(a.altered, alteration{p.name, AlteredTruncated})
@@ -74,6 +74,7 @@ func (p *plan) appendTemporal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pr
 		dst = append(dst, ' ')
 	case planTimestampTZ:
 		dst = append(dst, 'T')
+	default: // a date or a time alone: nothing to part
 	}
 	if p.kind != planDate {
 		dst = append(two(dst, m.hour), ':')

@@ -205,7 +205,7 @@ func (p *plan) appendNull(dst []byte, s decode.State) ([]byte, *problem) {
 	}
 	return dst, &problem{
 		reason: decode.ReasonValue, why: why, expected: "a value, since the column is NOT NULL",
-		do: "declare the column nullable in the table, or mend the row at the source",
+		do: "declare the column nullable in the Feldera table; " + laterChange,
 	}
 }
 
@@ -216,13 +216,9 @@ func (p *plan) special(dst []byte, b []byte, pol Special, how Alteration, a *Arr
 		return append(dst, "null"...), nil
 	}
 	pr := cannot("the value "+shown(b)+" has no form in type "+p.typ.String(), p.expectation())
-	switch {
-	case pol == NullSpecial:
-		pr.do = "declare the column nullable in the table: the policy to write NULL cannot apply"
-	case how == AlteredNonFinite:
-		pr.do = "mend the row at the source, or set non-finite numbers to become NULL"
-	default:
-		pr.do = "mend the row at the source, or set dates and times out of range to become NULL"
+	pr.do = "set …_UNREPRESENTABLE=null, or change the Feldera column; " + laterChange
+	if pol == NullSpecial {
+		pr.do = "declare the column nullable in the Feldera table: without that …_UNREPRESENTABLE=null cannot apply; " + laterChange
 	}
 	return dst, pr
 }
@@ -247,8 +243,9 @@ func (p *plan) expectation() string {
 			return fmt.Sprintf("an integer from 0 to %d", p.maxPos)
 		}
 		return fmt.Sprintf("an integer from -%d to %d", p.maxNeg, p.maxPos)
+	default:
+		return "a value of type " + p.typ.String()
 	}
-	return "a value of type " + p.typ.String()
 }
 
 // shown writes a value for a message, bounded.
@@ -262,7 +259,7 @@ func (p *plan) wrongKind(v *decode.Value) *problem {
 		kind = kindNames[v.Kind]
 	}
 	pr := cannot("the value "+shown(v.Bytes)+" is "+kind+", the column's type is "+p.typ.String(), p.expectation())
-	pr.do = "change the column's type in the table, or the value's at the source"
+	pr.do = "change the column's type in the Feldera table; " + laterChange
 	return pr
 }
 
@@ -440,7 +437,7 @@ func (p *plan) appendDecimal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pro
 	for len(whole) > 1 && whole[0] == '0' {
 		whole = whole[1:]
 	}
-	if !(len(whole) == 1 && whole[0] == '0') && len(whole) > p.precision-p.scale {
+	if (len(whole) != 1 || whole[0] != '0') && len(whole) > p.precision-p.scale {
 		return dst, p.outOfRange(b)
 	}
 	if len(frac) > p.scale {
@@ -450,7 +447,7 @@ func (p *plan) appendDecimal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pro
 				return dst, &problem{
 					reason: decode.ReasonValue,
 					why:    "the value " + shown(b) + " has more digits behind the point than " + p.typ.String() + " keeps", expected: p.expectation(),
-					do: "widen the column in the table, round at the source, or set surplus digits to be truncated",
+					do: "set …_DECIMAL_EXCESS=truncate, or widen the Feldera column; " + laterChange,
 				}
 			}
 			a.altered = append(a.altered, alteration{p.name, AlteredTruncated})
@@ -458,7 +455,7 @@ func (p *plan) appendDecimal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pro
 		frac = kept
 	}
 	dst = append(dst, '"')
-	if neg && !(allZero(whole) && allZero(frac)) {
+	if neg && (!allZero(whole) || !allZero(frac)) {
 		dst = append(dst, '-')
 	}
 	dst = append(dst, whole...)
@@ -500,7 +497,7 @@ func (p *plan) appendText(dst []byte, v *decode.Value) ([]byte, *problem) {
 			return out, nil
 		}
 		pr := cannot("the value "+shown(v.Bytes)+" is not valid UTF-8", "text in UTF-8")
-		pr.do = "mend the row at the source, or declare the column VARBINARY on both sides"
+		pr.do = "make the Feldera column VARBINARY and send binary data; " + laterChange
 		return dst, pr
 	case decode.Hex:
 	}

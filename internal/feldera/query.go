@@ -137,16 +137,16 @@ func (c *Client) stream(ctx context.Context, q Query, sql string, fn func([]byte
 		fmt.Errorf("no complete answer within %s: %w", timeout, context.DeadlineExceeded))
 	defer cancel()
 	cl := call{endpoint: epQuery, method: http.MethodGet, path: "/query?format=json&sql=" + url.QueryEscape(sql)}
-	resp, release, err := c.open(ctx, cl)
+	resp, err := c.open(ctx, cl)
 	if err == nil && resp.StatusCode == http.StatusUnauthorized && c.cfg.APIKey != nil {
-		release()
+		_ = resp.Body.Close() // the answer is not looked at
 		c.forgetKey()
-		resp, release, err = c.open(ctx, cl)
+		resp, err = c.open(ctx, cl)
 	}
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		body, readErr := readBounded(resp.Body, maxSmallBody)
 		return c.queryError(c.answerError(ctx, cl, resp, body, readErr))
@@ -209,7 +209,8 @@ func lines(r io.Reader, maxLine, maxBytes int64, fn func([]byte) error) error {
 		if errors.Is(err, bufio.ErrBufferFull) {
 			continue
 		}
-		if err != nil && !errors.Is(err, io.EOF) {
+		last := errors.Is(err, io.EOF)
+		if err != nil && !last {
 			return &readError{err}
 		}
 		if text := bytes.TrimSpace(line); len(text) > 0 {
@@ -217,7 +218,7 @@ func lines(r io.Reader, maxLine, maxBytes int64, fn func([]byte) error) error {
 				return err
 			}
 		}
-		if err != nil {
+		if last {
 			return nil
 		}
 		long = long[:0]

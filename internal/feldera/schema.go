@@ -133,6 +133,7 @@ func (t *Type) String() string {
 		return strings.TrimPrefix(string(t.Name), "U") + " UNSIGNED"
 	case TimestampTZ:
 		return "TIMESTAMP WITH TIME ZONE"
+	default: // SQL writes it as it is named
 	}
 	return string(t.Name)
 }
@@ -205,7 +206,7 @@ func (c *Client) Describe(ctx context.Context) (*Schema, error) {
 			}
 			return nil, e.refusal(c)
 		}
-		return nil, fmt.Errorf("describe the pipeline: %w", err)
+		return nil, err // it begins with the request's name
 	}
 	s, err := c.parseSchema(body)
 	if err != nil {
@@ -213,7 +214,7 @@ func (c *Client) Describe(ctx context.Context) (*Schema, error) {
 		if errors.As(err, &refused) {
 			return nil, refused
 		}
-		return nil, fmt.Errorf("describe the pipeline: %w", badAnswer(cl, body, err))
+		return nil, badAnswer(cl, body, err)
 	}
 	return s, nil
 }
@@ -365,6 +366,7 @@ func (b *typeBody) typ(depth int) (Type, error) {
 			}
 			t.Fields = append(t.Fields, col)
 		}
+	default: // it has no parts
 	}
 	return t, err
 }
@@ -402,7 +404,7 @@ func (s *Schema) Table(name string) (*Table, error) {
 	}
 	r := &decode.Refusal{
 		Reason: decode.ReasonSchema, What: fmt.Sprintf("table %q", clip(name, 100)), Where: s.where,
-		Why: "the program has no such input table", Do: "add it to the pipeline's program, or correct the name",
+		Why: "the program has no such input table", Do: "add it to the pipeline's program, or correct the name in PGSOURCE_TABLES or KAFKASINK_TOPICS",
 	}
 	if near := s.near(foldSpelling(name)); len(near) > 0 {
 		r.Expected = "one of the program's tables, perhaps " + strings.Join(near, " or ")

@@ -54,10 +54,10 @@ func (s *TransactionState) String() string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "transaction %d ", s.ID)
-	switch {
-	case s.Status == statusCommit:
+	switch s.Status {
+	case statusCommit:
 		b.WriteString("committing")
-	case s.Status == statusNone:
+	case statusNone:
 		b.WriteString("requested, without data yet")
 	default:
 		b.WriteString("open")
@@ -239,7 +239,9 @@ func (in *Intent) matches(st *TransactionState) bool {
 
 func (c *Client) start(ctx context.Context) (int64, error) {
 	cl := call{endpoint: epStart, method: http.MethodPost, path: "/start_transaction", mutates: true, limit: maxSmallBody, timeout: postTimeout}
-	body, err := c.roundTrip(context.WithoutCancel(ctx), cl)
+	uncut, done := c.unlessHalted(ctx)
+	defer done()
+	body, err := c.roundTrip(uncut, cl)
 	if err != nil {
 		return 0, err
 	}
@@ -332,7 +334,9 @@ func (tx *Transaction) commit(ctx context.Context) error {
 			return r.ended(ctx)
 		}
 		cl := call{endpoint: epCommit, method: http.MethodPost, path: "/commit_transaction", mutates: true, limit: maxSmallBody, timeout: postTimeout}
-		_, err := tx.c.roundTrip(context.WithoutCancel(ctx), cl)
+		uncut, done := tx.c.unlessHalted(ctx)
+		_, err := tx.c.roundTrip(uncut, cl)
+		done()
 		if err == nil {
 			return nil
 		}

@@ -218,7 +218,9 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 		endpoint: epIngress, method: http.MethodPost, path: w.table.ingressPath(),
 		body: body, mutates: true, limit: maxLargeBody,
 	}
-	answer, err := w.c.roundTrip(context.WithoutCancel(ctx), cl)
+	uncut, done := w.c.unlessHalted(ctx)
+	defer done()
+	answer, err := w.c.roundTrip(uncut, cl)
 	if err != nil {
 		return Token{}, err
 	}
@@ -315,8 +317,9 @@ func (w *Writer) final(err error) error {
 		return &IncarnationChanged{Was: w.c.Expected()}
 	case ClassRefuseRecord:
 		return w.rejected(e)
+	default:
+		return e.refusal(w.c)
 	}
-	return e.refusal(w.c)
 }
 
 // rejected words a ParseErrors answer.

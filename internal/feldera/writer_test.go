@@ -45,33 +45,42 @@ func orderRows(t *testing.T, table *Table, ids ...string) *Array {
 	return a
 }
 
+// sent is what came of one Send.
+type sent struct {
+	tok     Token
+	server  *scripted
+	took    time.Duration
+	retries []Retry
+	err     error
+}
+
 // send runs one Send against a script and tells how long it took by the fake
 // clock.
-func send(t *testing.T, reply func(n int, s seen) answer) (Token, error, *scripted, time.Duration, []Retry) {
+func send(t *testing.T, reply func(n int, s seen) answer) sent {
 	t.Helper()
 	var retries []Retry
 	c, s := newScripted(t, Config{OnRetry: func(r Retry) { retries = append(retries, r) }}, reply)
 	table := ordersTable(true)
 	start := time.Now()
 	tok, err := c.Writer(table).Send(t.Context(), orderRows(t, table, "1"))
-	return tok, err, s, time.Since(start), retries
+	return sent{tok, s, time.Since(start), retries, err}
 }
 
 func TestSendAccepted(t *testing.T) {
-	tok, err, s, _, _ := send(t, func(_ int, r seen) answer {
+	got := send(t, func(_ int, r seen) answer {
 		if r.path == "/stats" {
 			return statsOf("u1", "Running")
 		}
 		return accepted("u1", 1)
 	})
-	if err != nil || tok.Incarnation != "u1" {
-		t.Fatal(tok, err)
+	if got.err != nil || got.tok.Incarnation != "u1" {
+		t.Fatal(got.tok, got.err)
 	}
 	// The incarnation is known before the first byte goes out.
-	if diff := cmp.Diff([]string{"GET /stats", "POST /ingress/orders"}, s.paths()); diff != "" {
+	if diff := cmp.Diff([]string{"GET /stats", "POST /ingress/orders"}, got.server.paths()); diff != "" {
 		t.Error(diff)
 	}
-	r := s.requests("/ingress/orders")[0]
+	r := got.server.requests("/ingress/orders")[0]
 	if r.query != "format=json&update_format=insert_delete&array=true" || r.body != `[{"insert":{"id":1,"note":null,"qty":1}}]` {
 		t.Error(r.query, r.body)
 	}
@@ -80,7 +89,7 @@ func TestSendAccepted(t *testing.T) {
 // What was certainly not applied goes out again at once, with backoff.
 func TestSendRetriesWhatWasNotApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tok, err, s, took, retries := send(t, func(n int, r seen) answer {
+		got := send(t, func(n int, r seen) answer {
 			switch {
 			case r.path == "/stats":
 				return statsOf("u1", "Running")
@@ -93,16 +102,16 @@ func TestSendRetriesWhatWasNotApplied(t *testing.T) {
 			}
 			return accepted("u1", 1)
 		})
-		if err != nil || tok.Raw == "" {
-			t.Fatal(err)
+		if got.err != nil || got.tok.Raw == "" {
+			t.Fatal(got.err)
 		}
-		if took < 7*time.Second || took > 9*time.Second {
-			t.Errorf("took %s", took)
+		if got.took < 7*time.Second || got.took > 9*time.Second {
+			t.Errorf("took %s", got.took)
 		}
-		if len(retries) != 3 || retries[2].Attempt != 3 || retries[2].Wait != 7*time.Second || retries[0].What != "write table orders" {
-			t.Errorf("%+v", retries)
+		if len(got.retries) != 3 || got.retries[2].Attempt != 3 || got.retries[2].Wait != 7*time.Second || got.retries[0].What != "write table orders" {
+			t.Errorf("%+v", got.retries)
 		}
-		if n := len(s.requests("/stats")); n != 1 {
+		if n := len(got.server.requests("/stats")); n != 1 {
 			t.Errorf("%d looks at /stats", n)
 		}
 	})
@@ -123,7 +132,7 @@ func TestSendSettlesUncertainOutcomes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, err, s, _, retries := send(t, func(n int, r seen) answer {
+				got := send(t, func(n int, r seen) answer {
 					switch {
 					case r.path == "/stats":
 						return statsOf("u1", "Running")
@@ -132,10 +141,10 @@ func TestSendSettlesUncertainOutcomes(t *testing.T) {
 					}
 					return accepted("u1", 1)
 				})
-				if err != nil {
-					t.Fatal(err)
+				if got.err != nil {
+					t.Fatal(got.err)
 				}
-				posts := s.requests("/ingress/orders")
+				posts := got.server.requests("/ingress/orders")
 				if len(posts) != 2 || posts[0].body != posts[1].body {
 					t.Fatalf("%d posts", len(posts))
 				}
@@ -143,10 +152,10 @@ func TestSendSettlesUncertainOutcomes(t *testing.T) {
 				if gap < 30*time.Second || gap > 60*time.Second {
 					t.Errorf("sent again after %s", gap)
 				}
-				if want := []string{"GET /stats", "POST /ingress/orders", "GET /stats", "GET /stats", "POST /ingress/orders"}; cmp.Diff(want, s.paths()) != "" {
-					t.Error(s.paths())
+				if want := []string{"GET /stats", "POST /ingress/orders", "GET /stats", "GET /stats", "POST /ingress/orders"}; cmp.Diff(want, got.server.paths()) != "" {
+					t.Error(got.server.paths())
 				}
-				if len(retries) == 0 || retries[0].Err == nil {
+				if len(got.retries) == 0 || got.retries[0].Err == nil {
 					t.Error("nothing was reported")
 				}
 			})
@@ -160,7 +169,7 @@ func TestSendSettlesUncertainOutcomes(t *testing.T) {
 func TestSendWaitsForRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		_, err, s, _, _ := send(t, func(n int, r seen) answer {
+		got := send(t, func(n int, r seen) answer {
 			switch {
 			case r.path == "/stats" && time.Since(start) > time.Second && time.Since(start) < 100*time.Second:
 				return statsOf("u1", "Paused")
@@ -171,10 +180,10 @@ func TestSendWaitsForRunning(t *testing.T) {
 			}
 			return accepted("u1", 1)
 		})
-		if err != nil {
-			t.Fatal(err)
+		if got.err != nil {
+			t.Fatal(got.err)
 		}
-		posts := s.requests("/ingress/orders")
+		posts := got.server.requests("/ingress/orders")
 		if gap := posts[1].at.Sub(start); gap < 130*time.Second {
 			t.Errorf("sent again %s after the start, the pipeline ran from 100s on", gap)
 		}
@@ -210,12 +219,12 @@ func TestSendSeesAnotherIncarnation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, err, s, _, _ := send(t, reply)
+				got := send(t, reply)
 				var changed *IncarnationChanged
-				if !errors.As(err, &changed) || changed.Was != "u1" || changed.Now != "u2" {
-					t.Errorf("got %v", err)
+				if !errors.As(got.err, &changed) || changed.Was != "u1" || changed.Now != "u2" {
+					t.Errorf("got %v", got.err)
 				}
-				if n := len(s.requests("/ingress/orders")); n != 1 {
+				if n := len(got.server.requests("/ingress/orders")); n != 1 {
 					t.Errorf("%d posts", n)
 				}
 			})
@@ -238,15 +247,15 @@ func TestSendRefusals(t *testing.T) {
 		{"no such pipeline", answer{status: 404, body: `{"error_code":"UnknownPipelineName"}`}, decode.ReasonSetup, []string{"no such pipeline", `"p"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err, _, _, _ := send(t, func(_ int, r seen) answer {
+			got := send(t, func(_ int, r seen) answer {
 				if r.path == "/stats" {
 					return statsOf("u1", "Running")
 				}
 				return c.a
 			})
 			var refused *decode.Refusal
-			if !errors.As(err, &refused) || refused.Reason != c.reason {
-				t.Fatalf("got %v", err)
+			if !errors.As(got.err, &refused) || refused.Reason != c.reason {
+				t.Fatalf("got %v", got.err)
 			}
 			for _, part := range c.parts {
 				if !strings.Contains(refused.Error(), part) {

@@ -16,11 +16,14 @@ import (
 // Daemon is what the run verb of every daemon does around its work: logger,
 // metrics, health, listener, signals, and what becomes of a refusal.
 type Daemon struct {
-	Name        string
-	Listen      string // host:port of the endpoints
-	LogLevel    string
-	LogFormat   string
-	Fingerprint string // of the effective configuration
+	Name   string
+	Listen string // host:port of the endpoints
+	// ListenSetting is the name of the setting that Listen came from, for the
+	// message that the address is taken; "" = not said.
+	ListenSetting string
+	LogLevel      string
+	LogFormat     string
+	Fingerprint   string // of the effective configuration
 	// ReadyWhen names the conditions of readiness (Health.SetReady).
 	ReadyWhen []string
 	// WaitOnRefusal keeps the process up in phase blocked when its work ends
@@ -29,6 +32,12 @@ type Daemon struct {
 	// Work is the daemon itself. It returns when ctx ends, or earlier with what
 	// ended it, and leaves no goroutine behind.
 	Work func(ctx context.Context, rt Runtime) error
+	// WhileBlocked, if set, runs until ctx ends while the daemon waits after a
+	// refusal: what must go on being looked at.
+	WhileBlocked func(ctx context.Context)
+	// LongestStep is how long Work may go without Health.Beat, beside what
+	// every daemon may; /livez allows for it.
+	LongestStep time.Duration
 }
 
 // Runtime is what Work gets.
@@ -49,24 +58,37 @@ const (
 )
 
 // Run runs the daemon until a signal or a failure. The listener is bound
-// before Work is called, and answers until Work has returned.
+// before Work is called, and answers until Work has returned. What ended the
+// daemon is the last line of its log, with the exit code; Program prints the
+// error no second time.
 func (d Daemon) Run(ctx context.Context, call Call) error {
 	logger, err := NewLogger(call.Stderr, d.LogLevel, d.LogFormat)
 	if err != nil {
 		return err
 	}
+	if err := d.run(ctx, logger); err != nil {
+		logger.LogAttrs(ctx, slog.LevelError, "ended", slog.Int("exit_code", ExitCode(err)), slog.String("err", oneLine(err.Error())))
+		return &loggedError{err}
+	}
+	return nil
+}
+
+func (d Daemon) run(ctx context.Context, logger *slog.Logger) error {
 	registry, err := NewRegistry(d.Name, Version())
 	if err != nil {
 		return err
 	}
 	health, err := NewHealth(HealthOptions{
-		Daemon: d.Name, Now: time.Now, Registerer: registry, ReadyWhen: d.ReadyWhen, LiveAfter: liveAfter,
+		Daemon: d.Name, Now: time.Now, Registerer: registry, ReadyWhen: d.ReadyWhen, LiveAfter: liveAfter + d.LongestStep,
 	})
 	if err != nil {
 		return err
 	}
 	server, err := Listen(ctx, d.Listen, ServerOptions{Daemon: d.Name, Health: health, Gatherer: registry, Logger: logger})
 	if err != nil {
+		if d.ListenSetting != "" {
+			err = fmt.Errorf("%w; set %s to an address that is free", err, d.ListenSetting)
+		}
 		return WithExitCode(ExitUnavailable, err)
 	}
 	logger.LogAttrs(ctx, slog.LevelInfo, "starting", slog.String("version", Version().String()),
@@ -110,6 +132,11 @@ func (d Daemon) block(work context.Context, health *Health, logger *slog.Logger,
 		health.SetReady(name, false, "blocked: a person has to act")
 	}
 	logger.LogAttrs(work, slog.LevelError, "blocked until a person has acted; then restart", slog.Any("err", err))
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	if d.WhileBlocked != nil {
+		looking.Go(func() { d.WhileBlocked(work) })
+	}
 	beat := time.NewTicker(waitingBeat)
 	defer beat.Stop()
 	for {

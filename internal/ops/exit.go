@@ -47,6 +47,11 @@ func (e *exitError) ExitCode() int { return e.code }
 // more is printed.
 func WithExitCode(code int, err error) error { return &exitError{code: code, err: err} }
 
+// loggedError is an error that the log has said already.
+type loggedError struct{ error }
+
+func (e *loggedError) Unwrap() error { return e.error }
+
 // ExitCode gives the code for the error that ended a verb: the one it carries,
 // else ExitRefused for a decode.Refusal anywhere inside, else ExitOK for nil
 // and ErrStopping, else ExitUnexpected.

@@ -453,7 +453,7 @@ func TestRunChecks(t *testing.T) {
 		{"none", nil, ExitOK, ""},
 		{"good", []NamedCheck{ok}, ExitOK, "ok   wal_level: logical\n"},
 		{"all run", []NamedCheck{away, wrong, ok}, ExitRefused, "FAIL feldera: dial db: connection refused\n     fix: start it\n" +
-			"FAIL slot: look at the slot: slot at \"holdfast\" refused: it belongs to another plug-in\n     fix: SELECT pg_drop_replication_slot('holdfast')\nok   wal_level: logical\n"},
+			"FAIL slot: look at the slot: slot \"holdfast\": it belongs to another plug-in\n     fix: SELECT pg_drop_replication_slot('holdfast')\nok   wal_level: logical\n"},
 		{"unreachable", []NamedCheck{ok, away}, ExitUnavailable, "ok   wal_level: logical\nFAIL feldera: dial db: connection refused\n     fix: start it\n"},
 		{"configuration", []NamedCheck{misconfigured}, ExitConfig, "FAIL settings: A is  bad; B is too\n"},
 	} {
@@ -472,7 +472,7 @@ func TestRunChecks(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	want := `{"ok":false,"exit_code":65,"checks":[{"name":"wal_level","ok":true,"message":"logical","fix":""},` +
-		`{"name":"slot","ok":false,"message":"look at the slot: slot at \"holdfast\" refused: it belongs to another plug-in","fix":"SELECT pg_drop_replication_slot('holdfast')"}]}` + "\n"
+		`{"name":"slot","ok":false,"message":"look at the slot: slot \"holdfast\": it belongs to another plug-in","fix":"SELECT pg_drop_replication_slot('holdfast')"}]}` + "\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("JSON (-want +got):\n%s", diff)
 	}

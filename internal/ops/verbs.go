@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -97,11 +98,15 @@ func (p Program) find(args []string) (verb Verb, rest []string, ok bool) {
 	if isHelp(args[0]) {
 		return Verb{}, nil, false
 	}
-	if strings.HasPrefix(args[0], "-") {
+	name := args[0]
+	if name == "-version" || name == "--version" {
+		name = "version"
+	}
+	if strings.HasPrefix(name, "-") {
 		return p.Verbs[0], args, true
 	}
 	for _, v := range p.Verbs {
-		if v.Name == args[0] {
+		if v.Name == name {
 			return v, args[1:], true
 		}
 	}
@@ -109,9 +114,10 @@ func (p Program) find(args []string) (verb Verb, rest []string, ok bool) {
 }
 
 // end prints what an error says, each of its lines on one of its own, and
-// gives its code.
+// gives its code. What the log has said already is not printed again: the
+// lines of a daemon that logs JSON stay JSON to the last.
 func (p Program) end(stderr io.Writer, err error) int {
-	if err != nil {
+	if _, said := errors.AsType[*loggedError](err); err != nil && !said {
 		for line := range strings.Lines(err.Error()) {
 			if line = oneLine(line); line != "" {
 				_, _ = fmt.Fprintf(stderr, "%s: %s\n", p.Name, line) // stderr is gone: the code still tells
@@ -131,7 +137,11 @@ func (p Program) usage(w io.Writer) {
 		}
 		fmt.Fprintf(&b, "  %-12s %s%s\n", v.Name, v.Help, note)
 	}
-	fmt.Fprintf(&b, "\n%s VERB -help tells more.\n", p.Name)
+	fmt.Fprintf(&b, "  %-12s %s\n\n%s VERB -help tells more about a verb", "help", "print this", p.Name)
+	if i := slices.IndexFunc(p.Verbs, func(v Verb) bool { return v.MoreHelp != nil }); i >= 0 {
+		fmt.Fprintf(&b, "; %s %s -help lists all settings", p.Name, p.Verbs[i].Name)
+	}
+	b.WriteString(".\n")
 	_, _ = io.WriteString(w, b.String()) // nobody reads: the code still tells
 }
 

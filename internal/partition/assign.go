@@ -122,8 +122,8 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 			return out, &decode.Refusal{
 				Reason: decode.ReasonGap, What: "partition", Where: at.String(),
 				Why:      fmt.Sprintf("group %q has no committed offset for it (the log has %d to %d): either it never ran, or its offsets expired", cfg.Group, at.start, at.end),
-				Expected: "a committed offset, since the start policy is stop",
-				Do:       "set the group's offset for the partition, or choose the start policy earliest or latest",
+				Expected: "a committed offset, since KAFKASINK_START is stop",
+				Do:       "set the group's offset for the partition, or set KAFKASINK_START=earliest|latest",
 			}
 		}
 		return out, nil

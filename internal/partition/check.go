@@ -54,7 +54,7 @@ func checkBrokers(ctx context.Context, cfg *Config, admin *kadm.Client) error {
 	case errors.Is(err, kerr.SaslAuthenticationFailed):
 		return &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "login", Where: strings.Join(cfg.Brokers, ","),
-			Why: "the brokers do not accept user and password", Do: "check the SASL mechanism, user and password", Err: err,
+			Why: "the brokers do not accept user and password", Do: "check KAFKASINK_SASL_MECHANISM, KAFKASINK_SASL_USER and KAFKASINK_SASL_PASSWORD", Err: err,
 		}
 	case err != nil:
 		return cfg.explain("reach the brokers", err)
@@ -65,32 +65,17 @@ func checkBrokers(ctx context.Context, cfg *Config, admin *kadm.Client) error {
 }
 
 func checkTopics(ctx context.Context, cfg *Config, admin *kadm.Client) error {
-	denied := func(name string, err error) error {
-		return &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "topic", Where: name, Why: "this user may not describe it",
-			Do: fmt.Sprintf("grant it (kafka-acls --add --allow-principal User:… --operation Read --operation Describe --topic %s)", name), Err: err,
-		}
-	}
 	topics, err := admin.ListTopics(ctx, cfg.topics()...)
 	switch {
 	case errors.Is(err, kerr.TopicAuthorizationFailed): // of one of them; which one is not said
-		return denied(strings.Join(cfg.topics(), ", "), err)
+		return topicDenied(strings.Join(cfg.topics(), ", "), err)
 	case err != nil:
 		return cfg.explain("look up topics", err)
 	}
 	var faults []error
 	for _, name := range cfg.topics() {
-		d, ok := topics[name]
-		switch {
-		case !ok, errors.Is(d.Err, kerr.UnknownTopicOrPartition):
-			faults = append(faults, &decode.Refusal{
-				Reason: decode.ReasonSetup, What: "topic", Where: name, Why: "it does not exist",
-				Do: fmt.Sprintf("create it (kafka-topics --create --topic %s), or take it out of the configuration", name),
-			})
-		case errors.Is(d.Err, kerr.TopicAuthorizationFailed):
-			faults = append(faults, denied(name, d.Err))
-		case d.Err != nil:
-			faults = append(faults, fmt.Errorf("look up topic %s: %w", name, d.Err))
+		if fault := topicFault(topics, name); fault != nil {
+			faults = append(faults, fault)
 		}
 	}
 	if len(faults) > 0 {
@@ -129,14 +114,14 @@ func checkGroup(ctx context.Context, cfg *Config, admin *kadm.Client) error {
 	if g.ProtocolType != "" && g.ProtocolType != "consumer" {
 		return &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "consumer group", Where: cfg.Group,
-			Why: fmt.Sprintf("it is used by clients of type %q", g.ProtocolType), Expected: "a group of consumers", Do: "choose another group",
+			Why: fmt.Sprintf("it is used by clients of type %q", g.ProtocolType), Expected: "a group of consumers", Do: "set KAFKASINK_GROUP to another group",
 		}
 	}
 	if g.State == "Stable" && g.Protocol != "" && g.Protocol != "cooperative-sticky" {
 		return &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "consumer group", Where: cfg.Group,
 			Why:      fmt.Sprintf("its members balance by %q, and a member that balances otherwise is not let in", g.Protocol),
-			Expected: "a group of this program's own, which balances by cooperative-sticky", Do: "choose another group, or stop the other members",
+			Expected: "a group of this program's own, which balances by cooperative-sticky", Do: "set KAFKASINK_GROUP to another group, or stop the other members",
 		}
 	}
 	if _, err := admin.FetchOffsets(ctx, cfg.Group); errors.Is(err, kerr.GroupAuthorizationFailed) {

@@ -43,7 +43,8 @@ var errExpelled = errors.New("the consumer group no longer knows this member")
 // group and returns nil. It returns an error when consumption cannot go on:
 // a *feldera.IncarnationChanged, after which the caller makes a new Consumer
 // that starts at the committed offsets, or a broken invariant. Nothing is
-// committed on the way out then.
+// committed on the way out then. It ends so, too, when the cause of ctx's end
+// is a *feldera.IncarnationChanged.
 //
 // Partitions that cannot go on do not end Run: see Snapshot.
 //

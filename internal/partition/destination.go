@@ -27,7 +27,8 @@ type Array interface {
 	Reset()
 }
 
-// Destination is one table. Its methods are called by one goroutine.
+// Destination is one table. Its methods are called by one goroutine. It must be
+// comparable, such as a pointer: routes of one table share it.
 type Destination interface {
 	// NewArray makes the array that is filled, sent and reset in turn.
 	NewArray() Array

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"net"
 	"sync"
 	"time"
 
@@ -34,9 +35,27 @@ type membership struct {
 
 	mu   sync.Mutex
 	last time.Time // zero: never
+	dial error     // of the last connection attempt
 }
 
-var _ kgo.HookBrokerE2E = (*membership)(nil)
+var (
+	_ kgo.HookBrokerE2E     = (*membership)(nil)
+	_ kgo.HookBrokerConnect = (*membership)(nil)
+)
+
+// OnBrokerConnect is called by the client after each attempt to connect.
+func (m *membership) OnBrokerConnect(_ kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dial = err
+}
+
+// dialErr is why the last attempt to connect failed; nil if it did not.
+func (m *membership) dialErr() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.dial
+}
 
 // OnBrokerE2E is called by the client after each exchange with a broker.
 func (m *membership) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e2e kgo.BrokerE2E) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -275,13 +276,35 @@ func (t *sender) fill(b *batch, h *held, limit, bytes int, now time.Time) (used 
 		if err != nil {
 			var poison *decode.Refusal
 			if !errors.As(err, &poison) || t.s.cfg.Poison == PoisonStop {
-				return used, &halt{r.Offset, fmt.Errorf("record %s for table %q: %w", pos, t.name, err)}
+				return used, &halt{r.Offset, t.stops(pos, err)}
 			}
 			b.skips = append(b.skips, skip{h.place, r.Offset, poison})
 		}
 		used++
 	}
 	return used, nil
+}
+
+// stops gives the reason for which a record stops its partition, with its
+// position and with all there is to do about it.
+func (t *sender) stops(pos decode.Position, err error) error {
+	if poison, ok := err.(*decode.Refusal); ok { //nolint:errorlint // one inside another error is not ours to amend
+		const skip = "set KAFKASINK_POISON=skip to leave such records out, counted"
+		amended := *poison
+		if amended.Do != "" {
+			amended.Do += "; or " + skip
+		} else {
+			amended.Do = skip
+		}
+		err = &amended
+		if strings.Contains(amended.Where, pos.String()) { // said already
+			if strings.Contains(amended.Where, "table ") {
+				return err
+			}
+			return fmt.Errorf("table %q: %w", t.name, err)
+		}
+	}
+	return fmt.Errorf("record %s for table %q: %w", pos, t.name, err)
 }
 
 // giveBack returns what a batch took. Its records come again, first.
@@ -340,13 +363,13 @@ func (t *sender) send(ctx context.Context, b *batch) error {
 		t.block(refused)
 		t.giveBack(b)
 		return nil
-	case sctx.Err() != nil:
+	case sctx.Err() != nil || t.s.atOnce():
 		// The last attempt may still be applied. What was taken stays taken,
 		// so no lane of it can be drained clean or send anything later, until
 		// one request lifetime has passed.
 		t.open = b
 		t.hold = time.Now().Add(max(t.s.cfg.RequestLifetime, 0))
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && sctx.Err() != nil {
 			t.s.log.WarnContext(ctx, "request given up with its outcome unknown; the table waits before it sends again",
 				slog.String("table", t.name), slog.Duration("wait", max(t.s.cfg.RequestLifetime, 0)),
 				slog.String("why", context.Cause(sctx).Error()), slog.Any("err", err))
@@ -422,6 +445,9 @@ func (t *sender) evidence(b *batch, e feldera.Evidence) {
 		t.s.fatal(changed)
 		return
 	case e.Err != nil:
+		t.mu.Lock()
+		t.inflight-- // it is the last that is heard of the batch
+		t.mu.Unlock()
 		t.block(fmt.Errorf("completion of rows of table %q: %w", t.name, e.Err))
 		return
 	}

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
 )
 
@@ -82,6 +84,8 @@ type session struct {
 	ends       map[place]logBounds
 	groupErr   error
 	topicErrs  map[string]error
+	brokersErr error            // of the last look at the cluster
+	missing    map[string]error // topics that are not as needed, by the last look that succeeded
 	commitErr  error
 	lastCommit time.Time
 	end        error    // why the session ends, unless asked to
@@ -166,12 +170,17 @@ func (s *session) run(ctx context.Context) error {
 	work.Go(func() { s.commitLoop(life) })
 	work.Go(func() { s.mendLoop(life) })
 	work.Go(func() { s.watchEnds(life) })
+	work.Go(func() { s.watchCluster(life) })
 
 	for polling.Err() == nil {
 		s.poll(polling)
 	}
 	s.client.AllowRebalance()
 
+	var changed *feldera.IncarnationChanged
+	if errors.As(context.Cause(ctx), &changed) {
+		s.fatal(changed) // there is nothing to wait for, and nothing to commit on
+	}
 	if s.ending() == nil {
 		s.log.InfoContext(ctx, "stopping: waiting for what was sent", slog.Duration("limit", s.cfg.DrainTimeout))
 		s.retire(s.everything(), s.cfg.DrainTimeout, "shutdown")
@@ -207,6 +216,16 @@ func (s *session) fatal(err error) {
 		s.givenUp(h, s.bury(h), "session ended", "none")
 	}
 	s.fail(err)
+}
+
+// atOnce tells that a stop must not wait for anything any more.
+func (s *session) atOnce() bool {
+	select {
+	case <-s.cfg.StopNow:
+		return true
+	default:
+		return false
+	}
 }
 
 // broken ends the session for an invariant that does not hold.

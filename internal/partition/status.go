@@ -2,9 +2,11 @@ package partition
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
+	"holdfast/internal/decode"
 	"holdfast/internal/partition/lane"
 )
 
@@ -21,8 +23,10 @@ type Status struct {
 	// long ago to start a request.
 	Contact time.Time
 	Current bool
-	// GroupErr, CommitErr and TopicErrs are what last went wrong and has not
-	// gone right since.
+	// GroupErr, CommitErr, BrokersErr and TopicErrs are what last went wrong
+	// and has not gone right since. BrokersErr says that no broker answered;
+	// a topic that is missing is a *decode.Refusal in TopicErrs.
+	BrokersErr error
 	GroupErr   error
 	CommitErr  error
 	TopicErrs  map[string]error
@@ -82,6 +86,32 @@ func (s *Status) Blocked() []error {
 	return out
 }
 
+// AllStopped tells that nothing can go on before a person has acted: there are
+// partitions, each of them was stopped by a refusal, and nothing is in flight.
+// why is the first of the refusals. A rebalance can make it true for an
+// instant, so believe it when it is true twice.
+func (s *Status) AllStopped() (why error, all bool) {
+	if s.Assigned == 0 || s.Assigned != len(s.Partitions) {
+		return nil, false
+	}
+	for i := range s.Tables {
+		if s.Tables[i].InFlight > 0 || s.Tables[i].Sending {
+			return nil, false
+		}
+	}
+	for i := range s.Partitions {
+		p := &s.Partitions[i]
+		var refused *decode.Refusal
+		if p.Block == nil || p.QueuedRecords > 0 || !errors.As(p.Block.Err, &refused) {
+			return nil, false
+		}
+		if why == nil {
+			why = p.Block.Err
+		}
+	}
+	return why, true
+}
+
 // Snapshot gives the state now. It is safe for concurrent use.
 func (c *Consumer) Snapshot() Status {
 	st := Status{Group: c.cfg.Group, Expulsions: c.restarts.Load()}
@@ -95,9 +125,13 @@ func (c *Consumer) Snapshot() Status {
 	s.mu.Lock()
 	st.Assigned = len(s.assigned)
 	st.Joined = s.memberID != ""
+	st.BrokersErr = s.brokersErr
 	st.GroupErr, st.CommitErr, st.LastCommit = s.groupErr, s.commitErr, s.lastCommit
 	st.TopicErrs = make(map[string]error, len(s.topicErrs))
 	for t, err := range s.topicErrs {
+		st.TopicErrs[t] = err
+	}
+	for t, err := range s.missing {
 		st.TopicErrs[t] = err
 	}
 	for p, h := range s.lanes {

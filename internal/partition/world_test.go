@@ -277,6 +277,7 @@ type member struct {
 	reg     *prometheus.Registry
 	line    *line
 	cancel  context.CancelFunc
+	endWith context.CancelCauseFunc
 	stopNow chan struct{}
 	now     func() // closes stopNow
 	done    chan struct{}
@@ -313,8 +314,8 @@ func (w *world) start(change func(*Config)) *member {
 	if m.Consumer, err = New(cfg); err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(w.t.Context())
-	m.cancel = cancel
+	ctx, cancel := context.WithCancelCause(w.t.Context())
+	m.cancel, m.endWith = func() { cancel(nil) }, cancel
 	m.now = sync.OnceFunc(func() { close(m.stopNow) })
 	w.members = append(w.members, m)
 	go func() {

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/ack"
 	"holdfast/internal/decode"
@@ -32,15 +35,18 @@ type attempt struct {
 	// walEnd is the server's position as last heard.
 	walEnd uint64
 
+	// stalled is what the pipeline's statistics say about why nothing
+	// completes: a string.
+	stalled atomic.Value
+
 	progress signal // the ledger may have something to acknowledge
 	// drained is closed when the deliverer has ended: nothing more can become
 	// completed.
 	drained *once
 
-	failOnce sync.Once
-	failure  error
-	stop     context.CancelCauseFunc // ends reading and delivering
-	halt     context.CancelCauseFunc // ends everything, at once
+	failure error                   // guarded by mu
+	stop    context.CancelCauseFunc // ends reading and delivering
+	halt    context.CancelCauseFunc // ends everything, at once
 }
 
 // attempt runs the path. acknowledged tells whether anything was acknowledged
@@ -67,11 +73,13 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 			a.fail(err)
 		}
 	})
-	others.Go(func() { a.watchSlot(work) })
+	others.Go(func() { a.watch(work) })
+	others.Go(func() { a.watchPipeline(work) })
 	if s.cfg.StopNow != nil {
 		others.Go(func() {
 			select {
 			case <-s.cfg.StopNow:
+				s.cfg.Pipeline.Halt()
 				a.halt(errors.New("stopped at once, without waiting for evidence"))
 				a.stop(nil)
 			case <-hard.Done():
@@ -94,20 +102,20 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 	return a.ledger.Acknowledged() > a.start, a.failure
 }
 
-// fail records the first failure and stops the work. A change of incarnation
-// leaves nothing to wait for; after a refusal, what was accepted before may
-// still be completed and acknowledged.
+// fail records the first failure and stops the work; nil only stops it. A
+// change of incarnation leaves nothing to wait for; after a refusal, what was
+// accepted before may still be completed and acknowledged.
 func (a *attempt) fail(err error) {
-	a.failOnce.Do(func() {
-		a.mu.Lock()
+	a.mu.Lock()
+	if a.failure == nil {
 		a.failure = err
-		a.mu.Unlock()
-		var changed *feldera.IncarnationChanged
-		if errors.As(err, &changed) {
-			a.halt(err)
-		}
-		a.stop(err)
-	})
+	}
+	a.mu.Unlock()
+	var changed *feldera.IncarnationChanged
+	if errors.As(err, &changed) {
+		a.halt(err)
+	}
+	a.stop(err)
 }
 
 // connections keeps one replication connection after the other until work
@@ -118,27 +126,31 @@ func (a *attempt) connections(work, hard context.Context) {
 	for attempt := 1; ; attempt++ {
 		err := a.connection(work, hard)
 		if work.Err() != nil {
+			a.lastWord(hard)
 			return
 		}
 		var refused *decode.Refusal
 		switch {
 		case errors.As(err, &refused):
 			a.s.reportFailure(CheckSource, err)
-			a.fail(err)
+			// What was received before it is not to blame: it is delivered
+			// first, if the destination takes it.
+			if a.waitDelivered(work) {
+				a.fail(err)
+			}
+			a.lastWord(hard)
 			return
 		case errors.Is(err, errMemory):
 			a.s.cfg.Metrics.backpressure.Inc()
 			a.s.log.WarnContext(work, "stream closed on purpose until the destination has caught up: the slot keeps its position", "err", err, "buffered_bytes", a.queue.held())
+			a.s.cfg.Phase(PhaseConnecting)
 			a.s.cfg.Report(Status{
 				Check: CheckSource, Message: "disconnected on purpose: the destination is slower than the source and PGSOURCE_MEMORY_LIMIT is reached",
 				Hint: "look at the check \"destination\"; the slot retains WAL meanwhile",
 			})
-			for a.queue.held() > 0 {
-				select {
-				case <-a.queue.emptied:
-				case <-work.Done():
-					return
-				}
+			if !a.waitDelivered(work) {
+				a.lastWord(hard)
+				return
 			}
 			continue
 		}
@@ -154,10 +166,56 @@ func (a *attempt) connections(work, hard context.Context) {
 		a.s.cfg.Metrics.retries.WithLabelValues("stream").Inc()
 		a.s.cfg.Phase(PhaseConnecting)
 		a.s.reportFailure(CheckSource, err)
-		a.s.log.WarnContext(work, "replication connection ended, connecting again", "err", err, "attempt", attempt, "wait", wait)
+		a.s.log.WarnContext(work, "no replication connection, trying again", "err", err, "attempt", attempt, "wait", wait)
 		if sleep(work, wait) != nil {
+			a.lastWord(hard)
 			return
 		}
+	}
+}
+
+// waitDelivered waits until everything that was received is accepted; false
+// when work ended first.
+func (a *attempt) waitDelivered(work context.Context) bool {
+	for a.queue.held() > 0 {
+		select {
+		case <-a.queue.emptied:
+		case <-work.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// lastWord tells the server what has completed since the last connection
+// ended, over one made for this. Without it a stop while disconnected would
+// leave finished work to be done again.
+func (a *attempt) lastWord(hard context.Context) {
+	a.fail(nil) // nothing new is begun; a failure that came before stays
+	select {
+	case <-a.drained.ch:
+	case <-hard.Done():
+		return
+	}
+	a.mu.Lock()
+	_, more := a.ledger.Ready(ack.Completed)
+	from := a.ledger.Last()
+	a.mu.Unlock()
+	if !more || hard.Err() != nil {
+		return
+	}
+	dsn, err := a.s.cfg.DSN()
+	if err == nil {
+		var st *stream
+		if st, err = startStream(hard, dsn, a.s.cfg.Slot, a.s.cfg.Publication, from); err == nil {
+			defer func() { _ = st.conn.Close() }()
+			if err = a.acknowledge(st, false); err == nil {
+				err = st.sayGoodbye(time.Now())
+			}
+		}
+	}
+	if err != nil {
+		a.s.log.WarnContext(hard, "what completed after the connection ended could not be confirmed: it is delivered again after the next start", "err", err)
 	}
 }
 
@@ -165,6 +223,9 @@ func (a *attempt) connections(work, hard context.Context) {
 // server what completes until the deliverer has ended, then closes in good
 // order.
 func (a *attempt) connection(work, hard context.Context) error {
+	if err := a.s.look(work, a.verify); err != nil {
+		return err
+	}
 	a.mu.Lock()
 	from := a.ledger.Last()
 	a.mu.Unlock()
@@ -174,7 +235,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 	}
 	st, err := startStream(work, dsn, a.s.cfg.Slot, a.s.cfg.Publication, from)
 	if err != nil {
-		return err
+		return a.s.excuse(err)
 	}
 	a.s.log.InfoContext(work, "streaming", "slot", a.s.cfg.Slot, "lsn", decode.FormatLSN(from))
 	a.s.cfg.Phase(PhaseStreaming)
@@ -199,7 +260,6 @@ func (a *attempt) connection(work, hard context.Context) error {
 		_ = st.conn.Close() // a last status update would wait for a dead peer
 	}
 	if err == nil {
-		a.s.cfg.Phase(PhaseStopping)
 		select {
 		case <-a.drained.ch:
 		case <-hard.Done():
@@ -225,6 +285,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 	asm := newAssembler(a.s.cfg.MemoryLimit, a.queue.buffers)
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
+	var shutdown shutdownWatch
 	for {
 		msg, err := st.read(a.s.cfg.StallTimeout)
 		if work.Err() != nil {
@@ -247,7 +308,11 @@ func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 			if msg.ReplyRequested {
 				asked.set()
 			}
+			if shutdown.keepalive(msg, time.Now()) {
+				return errShuttingDown
+			}
 		case decode.CopyXLogData:
+			shutdown = shutdownWatch{}
 			tx, err := asm.add(msg.Data, time.Now())
 			if err != nil {
 				return err
@@ -389,6 +454,8 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	}
 	a.mu.Unlock()
 	now := time.Now()
+	// Whatever becomes of the write, the server may have it.
+	a.s.told.Store(max(a.s.told.Load(), lsn))
 	if err := st.sendStatus(lsn, now, reply); err != nil {
 		return err
 	}
@@ -405,28 +472,19 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	return nil
 }
 
-// watchSlot looks at the slot from time to time, over a connection of its
-// own, and says what it sees.
-func (a *attempt) watchSlot(work context.Context) {
-	every := time.NewTicker(slotInterval)
-	defer every.Stop()
-	for {
-		err := a.s.look(work, a.lookAtSlot)
-		if err != nil && work.Err() == nil {
-			a.s.cfg.Report(Status{Check: CheckSlot, Message: err.Error()})
-			var refused *decode.Refusal
-			if errors.As(err, &refused) && refused.Reason == decode.ReasonGap {
-				a.s.reportFailure(CheckSlot, err)
-				a.fail(err)
-				return
-			}
-		}
-		select {
-		case <-every.C:
-		case <-work.Done():
-			return
-		}
+// verify looks at the source before a connection is made: whoever moved the
+// slot or changed the publication while we were away has left a gap that the
+// stream itself would not show.
+func (a *attempt) verify(ctx context.Context, conn *pgx.Conn) error {
+	slot, err := readSlot(ctx, conn, a.s.cfg.Slot)
+	if err != nil {
+		return err
 	}
+	if slot == nil {
+		return a.s.slotDropped()
+	}
+	if err := a.s.sameSlot(slot); err != nil {
+		return err
+	}
+	return a.s.checkUnchanged(ctx, conn, a.ready)
 }
-
-const slotInterval = 10 * time.Second

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/ack"
 	"holdfast/internal/decode"
@@ -36,6 +35,11 @@ type deliverer struct {
 	// rows go. An entry is replaced when the relation changes, so it is
 	// bounded by the number of tables.
 	routes map[uint32]*route
+	// strangers are relations that the stream described and that are not
+	// mapped. To describe one is no offence (the server describes the leaf of
+	// a partitioned table beside its root); a row of one is. Bounded as the
+	// decoder's own relations are.
+	strangers map[uint32]*decode.Relation
 	// outputs are the Feldera tables that rows have gone to, in the order of
 	// their first row, which is the order in which a batch is sent.
 	outputs []*output
@@ -43,6 +47,7 @@ type deliverer struct {
 	mu       sync.Mutex
 	inFlight []*batch // in the order in which they were sent
 	finished signal
+	stopping time.Time // when the work ended; zero before
 }
 
 // route is the way of one relation's rows.
@@ -57,8 +62,9 @@ type output struct {
 	table  *feldera.Table
 	writer *feldera.Writer
 	array  feldera.Array
-	// counts are the rows by source table and operation, for the metric.
-	counts map[rowCount]int
+	// counts are the rows by source table and operation, for the metric;
+	// pending are those of the transaction being encoded.
+	counts, pending map[rowCount]int
 }
 
 type rowCount struct {
@@ -78,13 +84,18 @@ type batch struct {
 func newDeliverer(a *attempt, completions *feldera.Completions) *deliverer {
 	return &deliverer{
 		a: a, cfg: &a.s.cfg, completions: completions, decoder: decode.NewPgOutput(),
-		routes: make(map[uint32]*route), finished: newSignal(),
+		routes: make(map[uint32]*route), strangers: make(map[uint32]*decode.Relation), finished: newSignal(),
 	}
 }
 
 // run delivers until work ends or something is refused, then waits for the
 // evidence that is still to come, within ShutdownTimeout.
 func (d *deliverer) run(work, hard context.Context) error {
+	defer context.AfterFunc(work, func() {
+		d.mu.Lock()
+		d.stopping = time.Now()
+		d.mu.Unlock()
+	})()
 	var err error
 	for err == nil {
 		if !d.waitForRoom(work) {
@@ -158,21 +169,36 @@ func (d *deliverer) lookAround() {
 	if n == 0 || time.Since(oldest.accepted) < completionPatience {
 		return
 	}
+	message := fmt.Sprintf("%d batches are accepted but not completed, the oldest (up to LSN %s) since %s",
+		n, decode.FormatLSN(oldest.end), oldest.accepted.UTC().Format(time.RFC3339))
+	if why, _ := d.a.stalled.Load().(string); why != "" {
+		message += ": " + why
+	}
 	d.cfg.Report(Status{
-		Check: CheckDestination,
-		Message: fmt.Sprintf("%d batches are accepted but not completed, the oldest (up to LSN %s) since %s",
-			n, decode.FormatLSN(oldest.end), oldest.accepted.UTC().Format(time.RFC3339)),
+		Check: CheckDestination, Message: message,
 		Hint: "look in the pipeline's /stats for an open transaction, a stuck output or a paused state; the LSN does not move meanwhile",
 	})
 }
 
 // drain waits for the batches in flight. What does not complete in time is
 // not acknowledged, and is delivered again after the next start.
+// The time counts from the stop, not from the end of the request that was in
+// flight then.
 func (d *deliverer) drain(hard context.Context) {
-	timeout := time.NewTimer(d.cfg.ShutdownTimeout)
+	d.mu.Lock()
+	left := d.cfg.ShutdownTimeout
+	if !d.stopping.IsZero() {
+		left -= time.Since(d.stopping)
+	}
+	d.mu.Unlock()
+	timeout := time.NewTimer(left)
 	defer timeout.Stop()
+	turn := time.NewTicker(idleTurn)
+	defer turn.Stop()
 	for d.unfinished() > 0 {
 		select {
+		case <-turn.C:
+			d.cfg.Beat()
 		case <-d.finished:
 		case <-timeout.C:
 			d.a.s.log.WarnContext(hard, "stopping without waiting any longer for completion: the rest is delivered again after the next start",
@@ -194,11 +220,6 @@ func (d *deliverer) unfinished() int {
 // the ones before it are delivered first, since they are not to blame.
 func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
 	good, refused := d.encode(txs)
-	if refused != nil && good > 0 {
-		if _, err := d.encode(txs[:good]); err != nil {
-			return fmt.Errorf("encode again what was encoded before: %w", err)
-		}
-	}
 	if good > 0 {
 		if err := d.send(work, txs[:good]); err != nil {
 			return err
@@ -213,15 +234,37 @@ func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
 }
 
 // encode fills the outputs with the rows of txs and tells how many whole
-// transactions that were; with an error, the first one that was not is to
-// blame, and the outputs hold a part of it.
+// transactions they hold. With an error the next one is to blame, and nothing
+// of it is in them.
+//
+// Each transaction is encoded exactly once: to encode one again after a later
+// one was looked at would read its rows under that one's relations, since not
+// every transaction brings its own.
 func (d *deliverer) encode(txs []*transaction) (int, error) {
 	for _, out := range d.outputs {
 		out.array.Reset()
 		clear(out.counts)
 	}
 	for i, tx := range txs {
-		if err := tx.each(func(msg []byte) error { return d.row(msg, tx) }); err != nil {
+		marks := make([]feldera.Mark, len(d.outputs))
+		for n, out := range d.outputs {
+			marks[n] = out.array.Mark()
+		}
+		err := tx.each(func(msg []byte) error { return d.row(msg, tx) })
+		for n, out := range d.outputs {
+			switch {
+			case err == nil:
+				for c, rows := range out.pending {
+					out.counts[c] += rows
+				}
+			case n < len(marks):
+				out.array.TakeBack(marks[n])
+			default: // the transaction was the first to touch it
+				out.array.Reset()
+			}
+			clear(out.pending)
+		}
+		if err != nil {
 			return i, err
 		}
 	}
@@ -240,6 +283,9 @@ func (d *deliverer) row(msg []byte, tx *transaction) error {
 	case decode.MsgTruncate:
 		return d.truncate(m, tx)
 	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete:
+		if stranger := d.strangers[m.Change.Relation.ID]; stranger != nil {
+			return at(notMapped(stranger), tx)
+		}
 		r := d.routes[m.Change.Relation.ID]
 		if r == nil || r.rel != m.Change.Relation {
 			return at(fmt.Errorf("broken invariant: relation %s has no route", m.Change.Relation), tx)
@@ -248,7 +294,7 @@ func (d *deliverer) row(msg []byte, tx *transaction) error {
 		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
 			return at(err, tx)
 		}
-		r.out.counts[rowCount{r.rel.String(), m.Change.Op}]++
+		r.out.pending[rowCount{r.rel.String(), m.Change.Op}]++
 		return nil
 	default:
 		return at(fmt.Errorf("broken invariant: message %q in a transaction's frames", byte(m.Kind)), tx)
@@ -260,18 +306,29 @@ func (d *deliverer) row(msg []byte, tx *transaction) error {
 func (d *deliverer) setRoute(rel *decode.Relation) error {
 	table := d.a.ready.tables[nameOf(rel)]
 	if table == nil {
-		return &decode.Refusal{
-			Reason: decode.ReasonSchema, What: "table", Where: rel.String(), Why: "the publication carries it, but PGSOURCE_TABLES does not map it",
-			Expected: "only mapped tables in the publication",
-			Do:       "map it in PGSOURCE_TABLES, or take it out of the publication; changes of it that are in the WAL already still have to be mapped",
-		}
+		d.strangers[rel.ID] = rel
+		return nil
 	}
 	encoder, err := feldera.NewEncoder(table, rel, d.cfg.Policy)
 	if err != nil {
 		return err
 	}
+	before := d.routes[rel.ID]
+	if ignored := encoder.Ignored(); len(ignored) > 0 && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
+		d.a.s.log.Warn("columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says", //nolint:sloglint // decoding has no context of its own
+			"table", rel.String(), "columns", ignored)
+	}
+	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))
 	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table)}
 	return nil
+}
+
+func notMapped(rel *decode.Relation) error {
+	return &decode.Refusal{
+		Reason: decode.ReasonSchema, What: "row of table", Where: rel.String(), Why: "the publication carries it, but PGSOURCE_TABLES does not map it",
+		Expected: "only mapped tables in the publication, and partitioned ones under their own name (publish_via_partition_root)",
+		Do:       "map it in PGSOURCE_TABLES; to take it out of the publication helps only for changes that are not in the WAL yet",
+	}
 }
 
 // outputFor gives the one output of a Feldera table: several source tables
@@ -282,7 +339,7 @@ func (d *deliverer) outputFor(table *feldera.Table) *output {
 			return out
 		}
 	}
-	out := &output{table: table, writer: d.cfg.Pipeline.Writer(table), counts: make(map[rowCount]int)}
+	out := &output{table: table, writer: d.cfg.Pipeline.Writer(table), counts: make(map[rowCount]int), pending: make(map[rowCount]int)}
 	d.outputs = append(d.outputs, out)
 	return out
 }
@@ -358,7 +415,12 @@ func (d *deliverer) send(work context.Context, txs []*transaction) error {
 // evidence takes what one token has proven. It runs on the poller.
 func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 	if e.Err != nil {
+		// No more evidence comes for any batch: the poller has ended.
+		d.mu.Lock()
+		d.inFlight = nil
+		d.mu.Unlock()
 		d.a.fail(e.Err)
+		d.finished.set()
 		return
 	}
 	d.mu.Lock()
@@ -382,39 +444,4 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 		d.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "rows are completed"})
 		d.finished.set()
 	}
-}
-
-// lookAtSlot reads the slot's state into metrics and the check "slot".
-func (a *attempt) lookAtSlot(ctx context.Context, conn *pgx.Conn) error {
-	slot, err := readSlot(ctx, conn, a.s.cfg.Slot)
-	if err != nil {
-		return err
-	}
-	if slot == nil {
-		return &decode.Refusal{
-			Reason: decode.ReasonGap, What: "slot", Where: a.s.cfg.Slot, Why: "it was dropped",
-			Expected: "the slot that holds the WAL since the last acknowledged position",
-			Do:       "find out who dropped it; a new slot starts at its own creation, so the tables must be loaded again",
-		}
-	}
-	m := a.s.cfg.Metrics
-	m.slotRetained.Set(float64(slot.retained))
-	m.setSlotStatus(slot.status)
-	m.slotSafe.Reset()
-	if slot.safe != nil {
-		m.slotSafe.WithLabelValues().Set(float64(*slot.safe))
-	}
-	m.slotActive.Set(0)
-	if slot.active {
-		m.slotActive.Set(1)
-	}
-	if err := slot.usable(a.s.cfg.Slot); err != nil {
-		return err
-	}
-	st := Status{Check: CheckSlot, OK: slot.status != "unreserved", Message: fmt.Sprintf("wal_status %s, %d bytes of WAL retained", slot.status, slot.retained)}
-	if !st.OK {
-		st.Hint = "the server is about to remove WAL that the slot needs: make the destination catch up or raise max_slot_wal_keep_size"
-	}
-	a.s.cfg.Report(st)
-	return nil
 }

@@ -11,6 +11,7 @@ type Metrics struct {
 	rows            *prometheus.CounterVec
 	sentBytes       prometheus.Counter
 	truncates       prometheus.Counter
+	ignoredColumns  *prometheus.GaugeVec
 	retries         *prometheus.CounterVec
 	incarnations    prometheus.Counter
 	buffered        prometheus.Gauge
@@ -44,6 +45,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"table", "op"}),
 		sentBytes: counter("pgsource_sent_bytes_total", "Bytes of request bodies accepted by Feldera."),
 		truncates: counter("pgsource_truncates_ignored_total", "TRUNCATEs that were let pass because PGSOURCE_TRUNCATE=ignore."),
+		ignoredColumns: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pgsource_ignored_columns", Help: "Columns of the source table that are left out because PGSOURCE_EXTRA_COLUMNS=ignore.",
+		}, []string{"table"}),
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pgsource_retries_total", Help: "Attempts that were repeated, by what was attempted.",
 		}, []string{"target"}),
@@ -67,7 +71,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "pgsource_slot_status", Help: "1 for the slot's wal_status, 0 for the others.",
 		}, []string{"status"}),
 	}
-	reg.MustRegister(m.transactions, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
+	reg.MustRegister(m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
 		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure,
 		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
 	return m

@@ -33,6 +33,10 @@ const (
 // errMemory ends a connection on purpose: see reader.
 var errMemory = errors.New("PGSOURCE_MEMORY_LIMIT is reached")
 
+// errShuttingDown ends a connection that a server which is shutting down waits
+// for: see shutdownWatch.
+var errShuttingDown = errors.New("the server seems to be shutting down and waits until everything is confirmed, which the destination does not allow yet: let go of it")
+
 // errServerDone ends a connection that the server has ended in good order,
 // as it does for a shutdown.
 var errServerDone = errors.New("the server ended the stream")
@@ -64,6 +68,8 @@ var pinned = map[string]string{
 	"bytea_output":       "hex",
 	"statement_timeout":  "0",
 	"lock_timeout":       "0",
+
+	"standard_conforming_strings": "on",
 }
 
 // parseDSN reads a connection string without ever repeating it.
@@ -195,6 +201,27 @@ func (s *stream) sendStatus(lsn uint64, now time.Time, replyRequested bool) erro
 	return s.write(buf[:], now)
 }
 
+// sayGoodbye ends our side and waits, within a bound, until the server has
+// ended its: then it has read everything that was sent before.
+func (s *stream) sayGoodbye(now time.Time) error {
+	if err := s.sendDone(now); err != nil {
+		return err
+	}
+	if err := s.conn.SetReadDeadline(now.Add(statusTimeout)); err != nil {
+		return err
+	}
+	for {
+		msg, err := s.frontend.Receive()
+		if err != nil {
+			return fmt.Errorf("wait for the server to end the stream: %w", err)
+		}
+		switch msg.(type) {
+		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
+			return nil
+		}
+	}
+}
+
 // sendDone ends our side of the stream.
 func (s *stream) sendDone(now time.Time) error { return s.write([]byte{'c', 0, 0, 0, 4}, now) }
 
@@ -213,3 +240,37 @@ func applicationName(slot string) string { return "holdfast/" + slot }
 func quoteIdentifier(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
 
 func quoteLiteral(s string) string { return `'` + strings.ReplaceAll(s, `'`, `''`) + `'` }
+
+// shutdownWatch notices a server that shuts down. It waits for its walsenders
+// to be caught up, and meanwhile asks for a status again as soon as it has got
+// one, without sending any data. While the destination does not complete what
+// was sent, that would last for ever: the primary could not stop.
+type shutdownWatch struct {
+	asked int
+	since time.Time
+}
+
+const (
+	// shutdownAsks and shutdownPatience: a healthy server asks once in half
+	// its wal_sender_timeout.
+	shutdownAsks     = 20
+	shutdownPatience = 5 * time.Second
+)
+
+// keepalive tells whether it is time to let go. The watch starts anew with
+// each message that carries data.
+func (w *shutdownWatch) keepalive(m decode.CopyMessage, now time.Time) bool {
+	if !m.ReplyRequested {
+		return false
+	}
+	if w.asked == 0 {
+		w.since = now
+	}
+	w.asked++
+	took := now.Sub(w.since)
+	if took > 4*shutdownPatience { // too slow for the burst that this looks for
+		w.asked, w.since = 1, now
+		return false
+	}
+	return w.asked >= shutdownAsks && took >= shutdownPatience
+}

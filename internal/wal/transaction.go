@@ -27,6 +27,14 @@ type transaction struct {
 	ticket     ack.Ticket
 }
 
+// overhead is what a transaction takes beside its frames, in the queue and in
+// the ledger: without it, a backlog of tiny transactions would take many times
+// the memory that is counted.
+const overhead = 256
+
+// size is the memory that the transaction is counted with.
+func (t *transaction) size() int64 { return int64(len(t.frames)) + overhead }
+
 // each calls fn for every message. The frames were written by add, so their
 // lengths hold.
 func (t *transaction) each(fn func(msg []byte) error) error {
@@ -62,7 +70,7 @@ func (a *assembler) held() int64 {
 	if a.open == nil {
 		return 0
 	}
-	return int64(len(a.open.frames))
+	return a.open.size()
 }
 
 // add takes one pgoutput message and returns the transaction that it
@@ -186,7 +194,7 @@ func newQueue() *queue {
 func (q *queue) push(tx *transaction) {
 	q.mu.Lock()
 	q.waiting = append(q.waiting, tx)
-	q.bytes += int64(len(tx.frames))
+	q.bytes += tx.size()
 	q.mu.Unlock()
 	q.arrived.set()
 }
@@ -235,7 +243,7 @@ func (q *queue) oldest(rows, bytes int) (received time.Time, full, any bool) {
 func (q *queue) release(txs []*transaction) {
 	q.mu.Lock()
 	for _, tx := range txs {
-		q.bytes -= int64(len(tx.frames))
+		q.bytes -= tx.size()
 		q.buffers.put(tx.frames)
 		tx.frames = nil
 	}

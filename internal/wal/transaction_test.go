@@ -126,7 +126,7 @@ func TestQueueAgainstList(t *testing.T) {
 			"": func(t *rapid.T) {
 				var want int64
 				for _, tx := range append(taken[:len(taken):len(taken)], waiting...) {
-					want += int64(len(tx.frames))
+					want += tx.size()
 				}
 				if q.held() != want {
 					t.Fatalf("held %d, want %d", q.held(), want)

@@ -18,7 +18,8 @@
 //	           timer
 //	deliverer  queue → batches of whole transactions → Feldera
 //	poller     completion tokens → ledger (feldera.Completions)
-//	watcher    the slot's health, over its own connection
+//	watcher    slot, publication and tables, over its own connection, and the
+//	           pipeline's state
 //
 // The caller is cmd/pgsource.
 package wal
@@ -29,6 +30,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -57,6 +59,7 @@ type Status struct {
 const (
 	CheckSource      = "source"      // the replication connection streams
 	CheckDestination = "destination" // the pipeline takes and completes rows
+	CheckPipeline    = "pipeline"    // the pipeline answers and runs
 	CheckSlot        = "slot"        // the slot holds the WAL that is needed
 	CheckState       = "state"       // the destination still has what it acknowledged
 )
@@ -65,7 +68,6 @@ const (
 const (
 	PhaseConnecting = "connecting"
 	PhaseStreaming  = "streaming"
-	PhaseStopping   = "stopping"
 )
 
 // Config is what a Source needs. All fields are required unless said
@@ -119,9 +121,17 @@ type Config struct {
 type Source struct {
 	cfg Config
 	log *slog.Logger
-	// created remembers that this process has seen the slot: it is never
-	// created a second time, since that would hide a gap.
-	slotSeen bool
+	// slotSeen: this process has seen the slot. It is never created a second
+	// time, since that would hide a gap.
+	slotSeen atomic.Bool
+	// told is the highest position that the slot was known to have or was told
+	// by this process. A slot above it was moved by somebody else.
+	told atomic.Uint64
+	// madePublication: this process has made the publication. Only then may it
+	// make the slot: where there is a publication and no slot, a slot was lost.
+	madePublication atomic.Bool
+	// connected: the server has let this process in once.
+	connected atomic.Bool
 }
 
 // New makes a Source. It connects to nothing.
@@ -160,12 +170,11 @@ func (s *Source) Run(ctx context.Context) error {
 	for {
 		s.cfg.Phase(PhaseConnecting)
 		ready, err := s.prepareUntilReady(ctx)
-		if err != nil {
-			return stopped(ctx, err)
-		}
-		acknowledged, err := s.attempt(ctx, ready)
-		if acknowledged {
-			retry.Reset()
+		if err == nil {
+			var acknowledged bool
+			if acknowledged, err = s.attempt(ctx, ready); acknowledged {
+				retry.Reset()
+			}
 		}
 		var changed *feldera.IncarnationChanged
 		switch {
@@ -208,7 +217,8 @@ func (s *Source) prepareUntilReady(ctx context.Context) (*ready, error) {
 			return r, nil
 		}
 		var refused *decode.Refusal
-		if errors.As(err, &refused) || ctx.Err() != nil {
+		var changed *feldera.IncarnationChanged
+		if errors.As(err, &refused) || errors.As(err, &changed) || ctx.Err() != nil {
 			return nil, err
 		}
 		wait := retry.NextBackOff()

@@ -90,4 +90,4 @@ const typeColumnsSQL = `    t_boolean BOOLEAN,
     t_variant VARIANT,
     t_array BIGINT ARRAY,
     t_map MAP<VARCHAR, BIGINT>,
-    t_row ROW(a BIGINT, b VARCHAR)`
+    t_row ROW(a BIGINT NULL, b VARCHAR NULL)`

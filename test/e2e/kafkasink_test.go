@@ -35,6 +35,13 @@ func TestKafkasink(t *testing.T) {
 		"passes aborted records and markers":   sinkPassesMarkers,
 		"bad settings":                         sinkBadSettings,
 		"a gap by retention stops, in numbers": sinkGap,
+		"all stopped exits":                    sinkAllStoppedExits,
+		"all stopped waits when told to":       sinkAllStoppedWaits,
+		"a missing topic is said":              sinkMissingTopic,
+		"unreachable brokers are said":         sinkNoBrokers,
+		"a paused pipeline is shown":           sinkPausedPipeline,
+		"an idle sink sees a restart":          sinkIdleSeesRestart,
+		"a second signal cuts the request":     sinkSecondSignal,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -331,6 +338,27 @@ func sinkWaitsForFeldera(w *sinkWorld) {
 	w.sim.Restart(core.KeepNothing)
 	w.awaitCommitted(map[int32]int64{0: 1})
 	waitHealthy(t, d)
+	for _, line := range []string{`level=WARN msg=failing what="wait for the pipeline" err="read the incarnation: stats: HTTP 503`, `msg="works again" what="wait for the pipeline"`} {
+		if len(d.Log().Grep(regexp.MustCompile(line))) != 1 {
+			t.Errorf("not in the log once: %s", line)
+		}
+	}
+	// The same once it runs: an outage under way, and its end.
+	id, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.UnavailableBefore, Endpoint: "ingress", Count: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.produce(0, "2", order(2, "later"))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := d.WaitLog(ctx, regexp.MustCompile(`level=WARN msg=failing what="write table orders"`)); err != nil {
+		t.Error(err)
+	}
+	w.sim.ClearFault(id)
+	w.awaitCommitted(map[int32]int64{0: 2})
+	if _, err := d.WaitLog(ctx, regexp.MustCompile(`msg="works again" what="write table orders"`)); err != nil {
+		t.Error(err)
+	}
 }
 
 // Aborted transactions and their markers take offsets that are never
@@ -384,6 +412,145 @@ func sinkGap(w *sinkWorld) {
 	}
 	w.awaitCommitted(map[int32]int64{0: 20})
 	w.wantOrders(5 + 8)
+}
+
+// stopAll puts a bad record behind a good one into every partition.
+func (w *sinkWorld) stopAll() {
+	for p := range int32(3) {
+		w.produce(p, "good", order(int(p), "good"), "bad", `{"id": `)
+	}
+}
+
+func sinkAllStoppedExits(w *sinkWorld) {
+	t := w.t
+	w.stopAll()
+	d := w.start(map[string]string{"KAFKASINK_LOG_FORMAT": "json"})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if code, err := d.Wait(ctx); err != nil || code != 65 {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	w.awaitCommitted(map[int32]int64{0: 1, 1: 1, 2: 1})
+	w.wantOrders(3)
+	if last := d.Log().Grep(regexp.MustCompile(`"level":"ERROR","msg":"ended","exit_code":65,"err":"run: all 3 partitions stopped: .*KAFKASINK_POISON=skip`)); len(last) != 1 {
+		t.Errorf("the end is not in the log once: %v", last)
+	}
+	for _, line := range d.Log().Grep(regexp.MustCompile(`^kafkasink: `)) {
+		t.Errorf("a line that is no JSON: %s", line)
+	}
+}
+
+func sinkAllStoppedWaits(w *sinkWorld) {
+	t := w.t
+	w.stopAll()
+	d := w.start(map[string]string{"KAFKASINK_ON_REFUSAL": "wait"})
+	health(t, d, "it is blocked", func(status int, body string) bool {
+		return status == 503 && strings.Contains(body, `"phase":"blocked"`) && strings.Contains(body, "all 3 partitions stopped")
+	})
+	if status, body, err := d.Get(t.Context(), "/readyz"); err != nil || status != 503 {
+		t.Errorf("readyz: %d %s, %v", status, body, err)
+	}
+	w.awaitCommitted(map[int32]int64{0: 1, 1: 1, 2: 1})
+	if err := d.Terminate(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if code, err := d.Wait(ctx); err != nil || code != 0 {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+}
+
+func sinkMissingTopic(w *sinkWorld) {
+	t := w.t
+	missing := w.topic + "-nosuch"
+	d := w.start(map[string]string{"KAFKASINK_TOPICS": missing + "=orders:json"})
+	health(t, d, "the topic is named", func(_ int, body string) bool {
+		return strings.Count(body, "topic "+missing+": it does not exist") == 2 && strings.Contains(body, "kafka-topics --create")
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := d.WaitLog(ctx, regexp.MustCompile(`level=WARN msg=failing what="consume topic `+missing)); err != nil {
+		t.Error(err)
+	}
+	if status, _, err := d.Get(ctx, "/readyz"); err != nil || status != 503 {
+		t.Errorf("readyz %d, %v", status, err)
+	}
+	if err := w.kafka.CreateTopic(ctx, missing, 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	if _, err := d.WaitLog(ctx, regexp.MustCompile(`msg="works again" what="consume topic `+missing)); err != nil {
+		t.Error(err)
+	}
+}
+
+func sinkNoBrokers(w *sinkWorld) {
+	t := w.t
+	d := w.start(map[string]string{"KAFKASINK_BROKERS": "127.0.0.1:1"})
+	health(t, d, "the brokers are named", func(_ int, body string) bool {
+		return strings.Contains(body, "reach the brokers 127.0.0.1:1: ") && strings.Contains(body, "connection refused") && strings.Contains(body, "KAFKASINK_BROKERS")
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := d.WaitLog(ctx, regexp.MustCompile(`level=WARN msg=failing what="reach the brokers" err=.*connection refused`)); err != nil {
+		t.Error(err)
+	}
+}
+
+func sinkPausedPipeline(w *sinkWorld) {
+	t := w.t
+	w.sim.Pause()
+	d := w.start(nil)
+	harness.Await(t, patience, "readyz says why", func(ctx context.Context) (any, bool) {
+		status, body, err := d.Get(ctx, "/readyz")
+		if err != nil {
+			return err, false
+		}
+		return string(body), status == 503 && strings.Contains(string(body), "the pipeline is Paused")
+	})
+	w.sim.Resume()
+	waitHealthy(t, d)
+}
+
+// Without rows and without anything in flight, only the periodic look can
+// notice.
+func sinkIdleSeesRestart(w *sinkWorld) {
+	t := w.t
+	d := w.start(nil)
+	w.produce(0, "1", order(1, "committed"))
+	w.awaitCommitted(map[int32]int64{0: 1})
+	waitHealthy(t, d)
+	w.sim.Crash(core.KeepNothing)
+	health(t, d, "the loss is shown", func(status int, body string) bool {
+		return status == 503 && strings.Contains(body, "may be missing")
+	})
+}
+
+func sinkSecondSignal(w *sinkWorld) {
+	t := w.t
+	if _, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.Hang, Endpoint: "ingress", Count: -1}); err != nil {
+		t.Fatal(err)
+	}
+	d := w.start(map[string]string{"FELDERA_REQUEST_TIMEOUT": "5m", "FELDERA_REQUEST_LIFETIME": "5m", "KAFKASINK_DRAIN_TIMEOUT": "5m", "KAFKASINK_REBALANCE_TIMEOUT": "10m"})
+	w.produce(0, "1", order(1, "held"))
+	waitSim(t, w.sim, "the request is there", func(v felderasim.View) bool { return v.Counters().Requests >= 1 })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, says := range []string{"finishing what is in flight", "stopping at once"} {
+		if err := d.Terminate(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.WaitLog(ctx, regexp.MustCompile(says)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code, err := d.Wait(ctx); err != nil || code != 0 {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	if got := w.committed(); len(got) != 0 {
+		t.Errorf("committed %v", got)
+	}
 }
 
 func sinkBadSettings(w *sinkWorld) {

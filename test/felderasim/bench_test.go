@@ -30,6 +30,7 @@ func benchBody(first, n int) []byte {
 }
 
 func benchmarkIngress(b *testing.B, null bool) {
+	b.Helper()
 	sim, err := felderasim.New(felderasim.Options{SQL: benchSQL, Null: null})
 	if err != nil {
 		b.Fatal(err)

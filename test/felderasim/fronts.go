@@ -82,6 +82,9 @@ func (s *Sim) exchange(w http.ResponseWriter, r *http.Request, f front, p *proce
 	a.write(w)
 }
 
+// perform has the process do the call, as the faults that strike it have it.
+//
+//nolint:contextcheck // the work lives as long as the simulator, not as its connection: see below
 func (s *Sim) perform(r *http.Request, f front, p *process, c call, limit time.Duration, faults map[FaultKind]*activeFault) answer {
 	cut := answer{abort: true}
 	for _, k := range []FaultKind{TooMany, Unauthorized, Forbidden, UnavailableBefore, Answer} {
@@ -259,7 +262,7 @@ func (s *Sim) putOff(r *http.Request, p *process, c call, f *activeFault) answer
 		if len(s.late) < maxLate {
 			s.late = append(s.late, l)
 		} else {
-			s.log.Warn("too many late requests are held, one is dropped", "table", l.table)
+			s.log.WarnContext(r.Context(), "too many late requests are held, one is dropped", "table", l.table)
 		}
 		s.mu.Unlock()
 	} else {

@@ -90,7 +90,7 @@ func (q *queryEngine) answer(ctx context.Context, p *process, v url.Values, faul
 	if err != nil {
 		return bad(err)
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err is looked at
+	defer rows.Close() // rows.Err is looked at
 	var out resultWriter = &jsonResult{}
 	ctype := "application/json"
 	if format == "text" {
@@ -305,8 +305,12 @@ func sqliteType(k core.Kind) string {
 		return k.String()
 	case core.Binary, core.Varbinary:
 		return k.String() + " BLOB"
-	case core.Decimal, core.UBigInt:
+	case core.Decimal:
 		return k.String() + " TEXT COLLATE feldera_decimal"
+	case core.UBigInt:
+		// Not by its name: "INT" in a declared type means a signed 64-bit
+		// integer to SQLite, and makes a float of what is larger.
+		return "UBIG TEXT COLLATE feldera_decimal"
 	case core.Date, core.Time, core.Timestamp, core.TimestampTZ, core.UUID, core.Variant, core.Array, core.Map, core.Struct:
 		return k.String() + " TEXT"
 	}
@@ -321,7 +325,7 @@ func (q *queryEngine) sync(ctx context.Context, p *process, prog *core.Program, 
 		s.mu.Unlock()
 		return errProcessDied
 	}
-	rows, _, full, _ := s.engine.Changes(t.Name)
+	rows, _, full, _ := s.engine.Changes(quoteIdent(t.Name))
 	s.mu.Unlock()
 	if err := q.copy(ctx, prog, t, rows, full || !q.have[t.Name]); err != nil {
 		// What was taken from the change log is lost: start over next time.
@@ -378,12 +382,12 @@ func (q *queryEngine) copy(ctx context.Context, prog *core.Program, t *core.Tabl
 	if err != nil {
 		return err
 	}
-	defer ins.Close() //nolint:errcheck // ends with the transaction
+	defer ins.Close() // ends with the transaction
 	del, err := tx.PrepareContext(ctx, "DELETE FROM "+data+` WHERE "$key" = ?`)
 	if err != nil {
 		return err
 	}
-	defer del.Close() //nolint:errcheck // ends with the transaction
+	defer del.Close() // ends with the transaction
 	rr := core.NewRowReader(t)
 	args := make([]any, len(t.Columns)+1)
 	for _, w := range rows {
@@ -572,7 +576,7 @@ func render(kind string, v any) (text string, quoted bool) {
 		return fmt.Sprintf("%x", x), true
 	case string:
 		switch kind {
-		case "DECIMAL", "UBIGINT", "ARRAY", "MAP", "STRUCT":
+		case "DECIMAL", "UBIG", "ARRAY", "MAP", "STRUCT":
 			return x, false
 		case "TIMESTAMP", "TIMESTAMP_TZ":
 			return renderTimestamp(x), true

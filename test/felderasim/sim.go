@@ -218,7 +218,7 @@ func (s *Sim) Start(ctx context.Context) error {
 		s.addr[i] = ln.Addr()
 		s.owned.Go(func() {
 			if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-				s.log.Error("front has ended", "err", err)
+				s.log.ErrorContext(s.ctx, "front has ended", "err", err)
 			}
 		})
 	}

@@ -31,12 +31,12 @@ func TestS1TokenAndFormats(t *testing.T) {
 		"format=json&json_flavor=nonsense":                    "ConfigError.ParserConfigParseError",
 		"format=json&update_format=insert_delete&lines=three": "ConfigError.ParserConfigParseError",
 	} {
-		if e := r.fails(code, "orders", query, "[]"); e.Status != 400 {
+		if e := r.failure(code, "orders", query, "[]"); e.Status != 400 {
 			t.Errorf("%s: status %d", query, e.Status)
 		}
 	}
 	// weighted and redis panic under a lock: the endpoint is broken for good.
-	e := r.fails("DbspPanic", "orders", "format=json&update_format=weighted", "{}")
+	e := r.failure("DbspPanic", "orders", "format=json&update_format=weighted", "{}")
 	if !e.Abort {
 		t.Error("weighted must end the connection")
 	}
@@ -44,7 +44,7 @@ func TestS1TokenAndFormats(t *testing.T) {
 
 func TestS1UnknownTable(t *testing.T) {
 	r := newRig(t, Config{})
-	e := r.fails("ConfigError.UnknownInputStream", "nosuch", "format=json", "")
+	e := r.failure("ConfigError.UnknownInputStream", "nosuch", "format=json", "")
 	name := endpointName("nosuch", ParserConfig{Format: "json", Update: InsertDelete, Flavor: "default", Delimiter: ','})
 	wantJSON(t, "404", e, `{"message":"invalid controller configuration: Input endpoint '`+name+`' specifies unknown table 'nosuch'",`+
 		`"error_code":"ConfigError.UnknownInputStream","details":{"config_error":{"endpoint_name":"`+name+`","stream_name":"nosuch"}}}`)
@@ -80,7 +80,7 @@ func TestS2Endpoints(t *testing.T) {
 			t.Fatalf("endpoint %d: %v", i+1, err)
 		}
 	}
-	e := r.fails("ApiConnectionLimit", "events", arrayQuery, "[]")
+	e := r.failure("ApiConnectionLimit", "events", arrayQuery, "[]")
 	wantJSON(t, "429", e, `{"message":"The API connections limit has been exceded. Close some of the existing connections before opening new ones.","error_code":"ApiConnectionLimit","details":null}`)
 	if e.Status != 429 {
 		t.Errorf("status %d", e.Status)
@@ -136,7 +136,7 @@ func TestS3HoldIngest(t *testing.T) {
 func TestS4ArrayIsAllOrNothing(t *testing.T) {
 	r := newRig(t, Config{})
 	r.ok("orders", inserts(1, 1))
-	e := r.fails("ParseErrors", "orders", arrayQuery, `[{"insert":{"id":5,"qty":1}},{"insert":{"id":2,"qty":"x"}},{"insert":{"qty":3}}]`)
+	e := r.failure("ParseErrors", "orders", arrayQuery, `[{"insert":{"id":5,"qty":1}},{"insert":{"id":2,"qty":"x"}},{"insert":{"qty":3}}]`)
 	wantJSON(t, "400", e, `{"message":"Errors parsing input data (2 errors):\n`+
 		`    Parse error (event #3): failed to deserialize JSON record: error parsing field 'qty': invalid type: string \"x\", expected i32 at line 1 column 17\nInvalid fragment: '{\"id\":2,\"qty\":\"x\"}'\n`+
 		"    Parse error (event #4): failed to deserialize JSON record: missing field `id` at line 1 column 9\\nInvalid fragment: '{\\\"qty\\\":3}'\","+
@@ -147,12 +147,12 @@ func TestS4ArrayIsAllOrNothing(t *testing.T) {
 	r.steps()
 	r.dump("orders", `{"id":1,"qty":1,"note":null}`)
 	// event_number counts from the endpoint's creation, not the request's.
-	e = r.fails("ParseErrors", "orders", arrayQuery, `[{"insert":{"id":"x"}}]`)
+	e = r.failure("ParseErrors", "orders", arrayQuery, `[{"insert":{"id":"x"}}]`)
 	if !strings.Contains(e.Message, "(event #5)") {
 		t.Fatal(e.Message)
 	}
 	// An unknown verb is an error of the document.
-	e = r.fails("ParseErrors", "orders", arrayQuery, `[{"upsert":{"id":7}}]`)
+	e = r.failure("ParseErrors", "orders", arrayQuery, `[{"upsert":{"id":7}}]`)
 	if !strings.Contains(string(e.JSON()), `"event_number":null,"field":null`) || !strings.Contains(string(e.JSON()), `"tag":"text_envelope_err"`) {
 		t.Fatal(string(e.JSON()))
 	}
@@ -174,7 +174,7 @@ func TestS4LinesKeepTheGoodOnes(t *testing.T) {
 		t.Fatal(r.Dump("orders"))
 	}
 	// A thousand errors are listed, all are counted.
-	e := r.fails("ParseErrors", "orders", "format=json", strings.Repeat("{\"x\":1}\n", 1500))
+	e := r.failure("ParseErrors", "orders", "format=json", strings.Repeat("{\"x\":1}\n", 1500))
 	if !strings.HasPrefix(e.Message, "Errors parsing input data (reporting 1000 out of 1500 total errors):") || !strings.Contains(string(e.JSON()), `"num_errors":1500`) {
 		t.Fatal(e.Message[:100])
 	}
@@ -215,7 +215,7 @@ func TestS5NoPrimaryKey(t *testing.T) {
 	r.ok("events", `[{"insert":{"name":"a","n":1}},{"insert":{"n":1,"name":"a"}},{"delete":{"name":"b"}},{"delete":{"name":"b"}},{"insert":{"name":"c"}},{"delete":{"name":"c"}}]`)
 	r.steps()
 	r.dump("events", `{"name":"a","n":1} weight=2`, `{"name":"b","n":null} weight=-2`)
-	e := r.fails("ParseErrors", "events", arrayQuery, `[{"update":{"name":"a"}}]`)
+	e := r.failure("ParseErrors", "events", arrayQuery, `[{"update":{"name":"a"}}]`)
 	if !strings.Contains(e.Message, "update operation is not supported on this stream") {
 		t.Fatal(e.Message)
 	}
@@ -281,7 +281,7 @@ func TestS7PauseAndBackpressure(t *testing.T) {
 		StateInitializing: "Initializing", StateSuspended: "Suspended", StateTerminating: "Terminating", StateRestoring: "RestoreInProgress", StateBootstrapping: "BootstrapInProgress",
 	} {
 		r.SetState(state)
-		e := r.fails(code, "events", arrayQuery, "[]")
+		e := r.failure(code, "events", arrayQuery, "[]")
 		if want := map[bool]int{true: 410, false: 503}[state == StateTerminating]; e.Status != want {
 			t.Errorf("%s: status %d", state, e.Status)
 		}

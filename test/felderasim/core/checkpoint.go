@@ -132,7 +132,7 @@ func (e *Engine) startCheckpoint() {
 	}
 	for name, t := range e.tables {
 		c.tables[name] = t.clone()
-		c.Size += 4096 + 64*uint64(len(t.rows)+len(t.bag)) //nolint:gosec // a length
+		c.Size += 4096 + 64*uint64(len(t.rows)+len(t.bag))
 	}
 	for _, ep := range e.endpoints {
 		c.endpoints = append(c.endpoints, endpointState{ep.spelling, ep.cfg, ep.ingested, ep.totalBytes - ep.queuedBytes})

@@ -396,17 +396,17 @@ func (e *Engine) Reading(ep *Endpoint, force bool) (bool, *APIError) {
 // Push queues one chunk's records.
 func (e *Engine) Push(ep *Endpoint, en Entry) {
 	ep.queue = append(ep.queue, en)
-	n := uint64(en.Records) //nolint:gosec // a count
+	n := uint64(en.Records)
 	ep.queuedRecords += n
-	ep.queuedBytes += uint64(en.Bytes) //nolint:gosec // a length
+	ep.queuedBytes += uint64(en.Bytes)
 	ep.totalRecords += n
-	ep.totalBytes += uint64(en.Bytes) //nolint:gosec // a length
+	ep.totalBytes += uint64(en.Bytes)
 	e.inputRecords += n
 	e.buffered += n
 }
 
 // ParseErrors counts parse errors of an endpoint.
-func (e *Engine) ParseErrors(ep *Endpoint, n int) { ep.parseErrors += uint64(n) } //nolint:gosec // a count
+func (e *Engine) ParseErrors(ep *Endpoint, n int) { ep.parseErrors += uint64(n) }
 
 // TransportError records a request that broke off.
 func (e *Engine) TransportError(ep *Endpoint, why string) {
@@ -611,7 +611,7 @@ func (e *Engine) Step() {
 	}
 	inTxn := e.engineTxn == "TransactionInProgress"
 	js := journalStep{step: e.initiated, inTxn: inTxn}
-	limit := uint64(BatchPerWorker * e.cfg.Workers) //nolint:gosec // positive
+	limit := uint64(BatchPerWorker * e.cfg.Workers)
 	for _, ep := range e.endpoints {
 		if len(ep.queue) == 0 || e.held(ep) {
 			continue
@@ -619,8 +619,8 @@ func (e *Engine) Step() {
 		var taken, bytes uint64
 		n := 0
 		for n < len(ep.queue) && taken < limit {
-			taken += uint64(ep.queue[n].Records) //nolint:gosec // a count
-			bytes += uint64(ep.queue[n].Bytes)   //nolint:gosec // a length
+			taken += uint64(ep.queue[n].Records)
+			bytes += uint64(ep.queue[n].Bytes)
 			n++
 		}
 		var ops []Op

@@ -274,7 +274,7 @@ func (p *Parser) chunk(b []byte, errs *ParseErrors) Entry {
 			if p.null {
 				if n, count, ok := countElements(b, i); ok {
 					e.Records += count
-					p.last += uint64(count) //nolint:gosec // a count
+					p.last += uint64(count)
 					i = n
 					continue
 				}
@@ -384,7 +384,7 @@ func (p *Parser) fastArray(b []byte, i int, e *Entry) (int, bool) {
 		if b[j] == ']' {
 			n := len(e.Ops) - before
 			e.Records += n
-			p.last += uint64(n) //nolint:gosec // a count
+			p.last += uint64(n)
 			return j + 1, true
 		}
 		if b[j] != ',' {

@@ -231,7 +231,8 @@ func (c *codec) build(mode rowMode, end int) (keyLen, next int, ferr *fieldError
 	c.out = c.out[:0]
 	for n, col := range c.storage {
 		s := c.slots[col]
-		if s.state == 0 {
+		switch s.state {
+		case 0:
 			needed := mode == wholeRow || c.isKey[col]
 			switch {
 			case !needed:
@@ -244,10 +245,10 @@ func (c *codec) build(mode rowMode, end int) (keyLen, next int, ferr *fieldError
 			default:
 				return 0, end, &fieldError{"", errAt(end, "missing field `%s`", c.t.Columns[col].Name)}
 			}
-		} else if s.state == 1 {
+		case 1:
 			c.out = append(c.out, 1)
-		} else {
-			c.out = binary.AppendUvarint(c.out, uint64(s.b-s.a+2)) //nolint:gosec // b >= a
+		default:
+			c.out = binary.AppendUvarint(c.out, uint64(s.b-s.a+2))
 			c.out = append(c.out, c.scratch[s.a:s.b]...)
 		}
 		if n+1 == len(c.t.PrimaryKey) {
@@ -335,7 +336,7 @@ func (r *RowReader) Cells(row Row) []Cell {
 		case 1:
 			r.vals[col] = Cell{Known: true, Null: true}
 		default:
-			end := i + int(n) - 2 //nolint:gosec // written by build
+			end := i + int(n) - 2 // written by build
 			r.vals[col] = Cell{Known: true, Raw: s[i:end]}
 			i = end
 		}
@@ -418,10 +419,10 @@ func mergeRow(old, patch Row) Row {
 		nb, wb := uvarint(b)
 		la, lb := wa, wb
 		if na > 1 {
-			la += int(na) - 2 //nolint:gosec // written by build
+			la += int(na) - 2 // written by build
 		}
 		if nb > 1 {
-			lb += int(nb) - 2 //nolint:gosec // written by build
+			lb += int(nb) - 2 // written by build
 		}
 		if nb == 0 {
 			out = append(out, a[:la]...)

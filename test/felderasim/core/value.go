@@ -36,7 +36,7 @@ const (
 )
 
 func str(b []byte) string {
-	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // the string does not outlive the slice
+	return unsafe.String(unsafe.SliceData(b), len(b)) // the string does not outlive the slice
 }
 
 var intRange = map[Kind]struct {
@@ -188,7 +188,7 @@ func (t *Type) appendInt(dst, b []byte, i int) ([]byte, int, *valueError) {
 	switch {
 	case overflow:
 		return dst, i, errAt(n, "number out of range")
-	case neg && v > uint64(-(rg.min+1))+1 && rg.min < 0, neg && rg.min == 0, !neg && v > rg.max: //nolint:gosec // min+1 cannot overflow
+	case neg && v > uint64(-(rg.min+1))+1 && rg.min < 0, neg && rg.min == 0, !neg && v > rg.max: // min+1 cannot overflow
 		return dst, i, errAt(n, "invalid value: integer `%s`, expected %s", b[i:n], rg.name)
 	}
 	return append(dst, b[i:n]...), n, nil

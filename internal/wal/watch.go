@@ -1,0 +1,122 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// watchInterval is how often the source and the pipeline are looked at beside
+// the stream.
+const watchInterval = 10 * time.Second
+
+// watch looks at slot, publication and tables from time to time, over a
+// connection of its own. What it finds wrong for good ends the attempt.
+func (a *attempt) watch(work context.Context) {
+	a.s.every(work, func() {
+		err := a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
+			slot, err := a.s.showSlot(ctx, conn)
+			if err != nil {
+				return err
+			}
+			a.mu.Lock()
+			a.walEnd = max(a.walEnd, slot.current)
+			a.setPositions()
+			a.mu.Unlock()
+			return a.s.checkUnchanged(ctx, conn, a.ready)
+		})
+		var refused *decode.Refusal
+		if errors.As(err, &refused) && refused.Reason == decode.ReasonGap && work.Err() == nil {
+			a.s.reportFailure(CheckSlot, err)
+			a.fail(err)
+		}
+	})
+}
+
+// WatchSlot keeps looking at the slot until ctx ends, for a daemon that waits
+// for a person: the slot goes on keeping WAL on the server's disk meanwhile.
+func (s *Source) WatchSlot(ctx context.Context) {
+	s.every(ctx, func() {
+		_ = s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error { // shown by showSlot
+			_, err := s.showSlot(ctx, conn)
+			return err
+		})
+	})
+}
+
+func (s *Source) every(ctx context.Context, look func()) {
+	turn := time.NewTicker(watchInterval)
+	defer turn.Stop()
+	for {
+		look()
+		select {
+		case <-turn.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// showSlot reads the slot's state into metrics and the check "slot".
+func (s *Source) showSlot(ctx context.Context, conn *pgx.Conn) (*slotState, error) {
+	slot, err := readSlot(ctx, conn, s.cfg.Slot)
+	if err == nil && slot == nil {
+		err = s.slotDropped()
+	}
+	if err != nil {
+		s.reportFailure(CheckSlot, err)
+		return nil, err
+	}
+	m := s.cfg.Metrics
+	m.slotRetained.Set(float64(slot.retained))
+	m.setSlotStatus(slot.status)
+	m.slotSafe.Reset()
+	if slot.safe != nil {
+		m.slotSafe.WithLabelValues().Set(float64(*slot.safe))
+	}
+	m.slotActive.Set(0)
+	if slot.active {
+		m.slotActive.Set(1)
+	}
+	if err := slot.usable(s.cfg.Slot); err != nil {
+		s.reportFailure(CheckSlot, err)
+		return nil, err
+	}
+	st := Status{Check: CheckSlot, OK: slot.status != "unreserved", Message: fmt.Sprintf("wal_status %s, %d bytes of WAL retained", slot.status, slot.retained)}
+	if !st.OK {
+		st.Hint = "the server is about to remove WAL that the slot needs: make the destination catch up or raise max_slot_wal_keep_size"
+	}
+	s.cfg.Report(st)
+	return slot, nil
+}
+
+// watchPipeline looks at the pipeline from time to time, so that an idle
+// source notices that it is gone, paused or another one.
+func (a *attempt) watchPipeline(work context.Context) {
+	a.s.every(work, func() {
+		stats, err := a.s.cfg.Pipeline.Stats(work)
+		switch {
+		case work.Err() != nil:
+		case err != nil:
+			a.s.reportFailure(CheckPipeline, fmt.Errorf("ask the pipeline for its state: %w", err))
+		case stats.Incarnation != a.s.cfg.Pipeline.Expected():
+			a.fail(&feldera.IncarnationChanged{Was: a.s.cfg.Pipeline.Expected(), Now: stats.Incarnation})
+		default:
+			a.stalled.Store(stats.Stalled())
+			st := Status{Check: CheckPipeline, OK: stats.State == pipelineRunning, Message: "the pipeline is " + stats.State}
+			if !st.OK {
+				st.Hint = "resume the pipeline; rows wait and the LSN does not move meanwhile"
+			}
+			a.s.cfg.Report(st)
+		}
+	})
+}
+
+// pipelineRunning is the engine's name for a pipeline that takes input.
+const pipelineRunning = "Running"
