@@ -315,7 +315,7 @@ func (d *deliverer) setRoute(rel *decode.Relation) error {
 	}
 	before := d.routes[rel.ID]
 	if ignored := encoder.Ignored(); len(ignored) > 0 && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
-		d.a.s.log.Warn("columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says", //nolint:sloglint // decoding has no context of its own
+		d.a.s.log.Warn("columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says",
 			"table", rel.String(), "columns", ignored)
 	}
 	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))

@@ -139,7 +139,7 @@ func (s *Source) connect(ctx context.Context) (*pgx.Conn, error) {
 // been let in before: a password is being rotated, and its file will follow.
 func (s *Source) excuse(err error) error {
 	if errors.Is(err, errLogin) && s.connected.Load() {
-		return fmt.Errorf("the server does not take the credentials that it took before; they are read and tried again: %s", err.Error()) //nolint:errorlint // it must no longer be a refusal
+		return fmt.Errorf("the server does not take the credentials that it took before; they are read and tried again: %s", err.Error()) // by text: it must no longer be a refusal
 	}
 	return err
 }

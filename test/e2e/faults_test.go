@@ -19,7 +19,7 @@ import (
 func TestPgsourceUnderFaults(t *testing.T) {
 	t.Parallel()
 	const length = 20 * time.Second
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
 	proxy := harness.NeedProxy(t, pg.Addr())
@@ -34,9 +34,9 @@ func TestPgsourceUnderFaults(t *testing.T) {
 	defer cancel()
 	var writers sync.WaitGroup
 	for w := range 3 {
-		writers.Go(func() { write(ctx, t, pg, rand.New(rand.NewPCG(seed, uint64(w)))) }) //nolint:gosec // reproducible on purpose
+		writers.Go(func() { write(ctx, t, pg, rand.New(rand.NewPCG(seed, uint64(w)))) })
 	}
-	random := rand.New(rand.NewPCG(seed, 99)) //nolint:gosec // reproducible on purpose
+	random := rand.New(rand.NewPCG(seed, 99))
 	kinds := []felderasim.FaultKind{
 		felderasim.DropRequest, felderasim.DropResponse, felderasim.UnavailableBefore, felderasim.UnavailableAfter,
 		felderasim.CutBody, felderasim.TooMany, felderasim.AnswerAfter,
@@ -90,6 +90,7 @@ func TestPgsourceUnderFaults(t *testing.T) {
 
 // write runs random transactions of every kind until ctx ends.
 func write(ctx context.Context, t *testing.T, pg *harness.Postgres, random *rand.Rand) {
+	t.Helper()
 	conn, err := pg.Connect(ctx)
 	if err != nil {
 		t.Errorf("connect: %v", err)

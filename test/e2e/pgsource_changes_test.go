@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
+	"holdfast/test/harness"
+)
+
+// awaitEnd waits until the daemon has ended with a code, and gives its last
+// lines.
+func awaitEnd(t *testing.T, d *harness.Daemon, want int) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	code, err := d.Wait(ctx)
+	said := strings.Join(d.Log().Tail(5), "\n")
+	if err != nil || code != want {
+		t.Fatalf("exit code %d, want %d, %v:\n%s", code, want, err, said)
+	}
+	return said
+}
+
+// A transaction that shares a batch with a later, refused one is delivered as
+// it was written, although the table's columns swapped their names in between
+// and it does not bring its own description.
+func TestPgsourceRowsKeepTheirOwnRelation(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, `CREATE TABLE pairs (id bigint PRIMARY KEY, a int, b int)`)
+	sim := startSim(t, felderasim.Options{SQL: `CREATE TABLE pairs (id BIGINT NOT NULL PRIMARY KEY, a INT, b INT)`})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "public.pairs", "PGSOURCE_BATCH_AGE": "2s"}))
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO pairs VALUES (1, 10, 20)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	execSQL(t, pg, `INSERT INTO pairs VALUES (2, 100, 200)`)
+	execSQL(t, pg, `BEGIN; ALTER TABLE pairs RENAME a TO c; ALTER TABLE pairs RENAME b TO a; ALTER TABLE pairs RENAME c TO b; INSERT INTO pairs VALUES (3, 1, 2); COMMIT`)
+	execSQL(t, pg, `TRUNCATE pairs`)
+	if said := awaitEnd(t, d, 65); !strings.Contains(said, "TRUNCATE") {
+		t.Errorf("it says %s", said)
+	}
+	got := fmt.Sprint(rows(sim, "pairs", "id", "a", "b"))
+	if want := "[[1 10 20] [2 100 200] [3 2 1]]"; got != want {
+		t.Errorf("the table holds %s, want %s", got, want)
+	}
+}
+
+// Rows of partitions arrive under the name of their root, also when one moves
+// from partition to partition.
+func TestPgsourcePartitions(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, `CREATE TABLE parts (id bigint, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id);
+		CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (10); CREATE TABLE high PARTITION OF parts FOR VALUES FROM (10) TO (100)`)
+	sim := startSim(t, felderasim.Options{SQL: `CREATE TABLE parts (id BIGINT NOT NULL PRIMARY KEY, v VARCHAR)`})
+	waitHealthy(t, startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "public.parts"})))
+	execSQL(t, pg, `INSERT INTO parts VALUES (1, 'a'), (2, 'b'), (20, 'c')`)
+	execSQL(t, pg, `UPDATE parts SET id = 30 WHERE id = 1; DELETE FROM parts WHERE id = 20`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if got := fmt.Sprint(rows(sim, "parts", "id", "v")); got != "[[2 b] [30 a]]" {
+		t.Errorf("the table holds %s", got)
+	}
+}
+
+// Somebody changes the source behind pgsource's back so that the stream leaves
+// changes out: it stops and says what is lost, instead of passing over them.
+func TestPgsourceNoticesGaps(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		sql  []string
+		cut  bool
+		says string
+	}{
+		"slot made anew":      {[]string{`SELECT pg_drop_replication_slot('holdfast')`, `INSERT INTO orders VALUES (5, 'lost', 1, true)`, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`}, true, "made it anew"},
+		"slot dropped":        {[]string{`SELECT pg_drop_replication_slot('holdfast')`}, true, "was dropped"},
+		"table left out":      {[]string{`ALTER PUBLICATION holdfast DROP TABLE items`}, false, "does not publish"},
+		"table made anew":     {[]string{`DROP TABLE items`, `CREATE TABLE items (id bigint PRIMARY KEY, order_id bigint NOT NULL, sku text NOT NULL)`}, false, "items"},
+		"operations left out": {[]string{`ALTER PUBLICATION holdfast SET (publish = 'insert')`}, false, "leaves out operations"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+			proxy := harness.NeedProxy(t, pg.Addr())
+			d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", proxy.Addr())}))
+			waitHealthy(t, d)
+			execSQL(t, pg, `INSERT INTO orders VALUES (1, 'before', 1, true)`)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			if c.cut {
+				proxy.Refuse()
+				proxy.Cut()
+				harness.Await(t, patience, "the slot is free", func(ctx context.Context) (any, bool) {
+					active, err := harness.QueryValue[bool](ctx, pg, `SELECT active FROM pg_replication_slots`)
+					return err, err == nil && !active
+				})
+			}
+			for _, sql := range c.sql {
+				execSQL(t, pg, sql)
+			}
+			if c.cut {
+				if err := proxy.Accept(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if said := awaitEnd(t, d, 65); !strings.Contains(said, c.says) {
+				t.Errorf("it says %s, want %q", said, c.says)
+			}
+		})
+	}
+}
+
+// After the pipeline has come back as another incarnation, pgsource is what it
+// says: streaming, ready, and 503 on /healthz for the loss alone. It notices
+// without any traffic.
+func TestPgsourceAfterAnotherIncarnation(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	d := startPgsource(t, pgsourceEnv(pg, sim))
+	waitHealthy(t, d)
+	sim.Crash(core.KeepNothing)
+	health(t, d, "the loss is noticed while idle", func(status int, body string) bool {
+		return status == 503 && strings.Contains(body, "may be missing") && strings.Contains(body, `"phase":"streaming"`)
+	})
+	harness.Await(t, patience, "ready again", func(ctx context.Context) (any, bool) {
+		status, body, err := d.Get(ctx, "/readyz")
+		return fmt.Sprint(string(body), err), err == nil && status == 200
+	})
+}
+
+// A refusal under PGSOURCE_ON_REFUSAL=wait is phase blocked, and the second
+// signal stops a daemon whose destination hangs.
+func TestPgsourceBlockedAndStopped(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_ON_REFUSAL": "wait"}))
+	waitHealthy(t, d)
+	execSQL(t, pg, `TRUNCATE items`)
+	health(t, d, "blocked", func(status int, body string) bool {
+		return status == 503 && strings.Contains(body, `"phase":"blocked"`) && strings.Contains(body, "TRUNCATE")
+	})
+	if err := d.Terminate(); err != nil {
+		t.Fatal(err)
+	}
+	awaitEnd(t, d, 0)
+	if err := d.Restart(map[string]string{"PGSOURCE_TRUNCATE": "ignore"}); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	sim.Pause()
+	before := sim.Counters().Requests
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'hangs', 1, true)`)
+	waitSim(t, sim, "the request is under way", func(v felderasim.View) bool { return v.Counters().Requests > before })
+	for range 2 {
+		if err := d.Terminate(); err != nil {
+			t.Fatal(err)
+		}
+		harness.Await(t, patience, "it knows", func(ctx context.Context) (any, bool) {
+			status, _, err := d.Get(ctx, "/readyz")
+			return err, err != nil || status == 503
+		})
+	}
+	awaitEnd(t, d, 0)
+}
