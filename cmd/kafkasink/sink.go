@@ -67,11 +67,14 @@ const (
 	stoppedLooks = 2
 )
 
-// watcher is feldera.Completions, and tells the sink that rows complete.
+// watcher is feldera.Completions, and tells the sink that rows complete. With
+// KAFKASINK_ACK_ON=durable it holds the evidence of completion back until a
+// checkpoint holds the rows, so that no offset moves before.
 type watcher struct {
 	*feldera.Completions
-	s    *sink
-	over func(what string) // a failure of it has ended
+	s          *sink
+	over       func(what string)   // a failure of it has ended
+	durability *feldera.Durability // nil unless acknowledging on durable
 }
 
 func (w watcher) Watch(tok feldera.Token, fn func(feldera.Evidence)) {
@@ -82,6 +85,15 @@ func (w watcher) Watch(tok feldera.Token, fn func(feldera.Evidence)) {
 			w.s.evidence = time.Now()
 			w.s.mu.Unlock()
 			w.s.showDestination(true, "rows are completed", "")
+			if w.durability != nil {
+				w.durability.Watch(e, func(proof feldera.Evidence) {
+					if proof.Err == nil {
+						proof.Rung = ack.Completed
+					}
+					fn(proof)
+				})
+				return
+			}
 		}
 		fn(e)
 	})
@@ -193,7 +205,14 @@ func (s *sink) session(ctx context.Context) error {
 	s.showDestination(true, "the pipeline has every table", "")
 
 	completions := s.pipeline.NewCompletions(feldera.CompletionsOptions{})
-	cfg, err := s.consumerConfig(routes, watcher{completions, s, over}, s.pipeline.Expected())
+	var durability *feldera.Durability
+	if s.c.AckOn == config.Durable {
+		durability = s.pipeline.NewDurability(feldera.DurabilityOptions{})
+		if err := durability.Check(ctx); err != nil {
+			return fmt.Errorf("KAFKASINK_ACK_ON=durable: %w", err)
+		}
+	}
+	cfg, err := s.consumerConfig(routes, watcher{completions, s, over, durability}, s.pipeline.Expected())
 	if err != nil {
 		return err
 	}
@@ -211,6 +230,13 @@ func (s *sink) session(ctx context.Context) error {
 			stopConsuming(err)
 		}
 	})
+	if durability != nil {
+		owned.Go(func() {
+			if err := durability.Run(polling); err != nil && polling.Err() == nil {
+				stopConsuming(err)
+			}
+		})
+	}
 	owned.Go(func() {
 		if err := s.show(polling, consumer); err != nil {
 			stopConsuming(err)
@@ -411,7 +437,11 @@ func (s *sink) showCompletion(st *partition.Status) {
 	s.waiting = n > 0
 	since, stalled := s.evidence, s.stalled
 	s.mu.Unlock()
-	if n > 0 && time.Since(since) > completionPatience {
+	patience := completionPatience
+	if s.c.AckOn == config.Durable {
+		patience *= 10 // checkpoints come once a minute by default, and it takes two
+	}
+	if n > 0 && time.Since(since) > patience {
 		message := fmt.Sprintf("%d arrays are accepted but not completed, without any completion since %s", n, since.UTC().Format(time.RFC3339))
 		if stalled != "" {
 			message += ": " + stalled

@@ -11,6 +11,7 @@ import (
 	// CA roots for images that have no store of their own; a system store wins.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
+	"holdfast/internal/ack"
 	"holdfast/internal/config"
 	"holdfast/internal/feldera"
 	"holdfast/internal/ops"
@@ -109,7 +110,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
 		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, ShutdownTimeout: c.ShutdownTimeout,
 		IgnoreTruncate: c.Truncate == config.Ignore,
-		Policy:         policy, Pipeline: pipeline,
+		AckOn:          rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		Report: say.report,
 		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
@@ -120,6 +121,9 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 	}
 	return source, pipeline.CloseIdle, nil
 }
+
+// rungs maps PGSOURCE_ACK_ON.
+var rungs = map[string]ack.Rung{config.Completed: ack.Completed, config.Durable: ack.Durable}
 
 // phases maps the source's phases to the daemon's.
 var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.PhaseStreaming: ops.PhaseStreaming}

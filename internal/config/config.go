@@ -29,11 +29,14 @@ const (
 	Refuse   = "refuse"
 	Null     = "null"
 	Truncate = "truncate"
-	Earliest = "earliest"
-	Latest   = "latest"
-	Skip     = "skip"
-	Drain    = "drain"
-	Abandon  = "abandon"
+
+	Completed = "completed"
+	Durable   = "durable"
+	Earliest  = "earliest"
+	Latest    = "latest"
+	Skip      = "skip"
+	Drain     = "drain"
+	Abandon   = "abandon"
 )
 
 // The SASL mechanisms of KAFKASINK_SASL_MECHANISM.
@@ -79,6 +82,7 @@ type PGSource struct {
 	BatchAge        time.Duration `env:"PGSOURCE_BATCH_AGE" envDefault:"0s" min:"0s" max:"1m" help:"How long the oldest row waits for more rows to share its request. 0s: a request goes out as soon as the one before it is accepted."`
 	InFlight        int           `env:"PGSOURCE_IN_FLIGHT" envDefault:"8" min:"1" max:"1024" help:"Most batches that Feldera has accepted and not completed."`
 	MemoryLimit     Size          `env:"PGSOURCE_MEMORY_LIMIT" envDefault:"256MiB" min:"1MiB" max:"1TiB" help:"Most bytes of received changes held in memory."`
+	AckOn           string        `env:"PGSOURCE_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What the LSN waits for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start."`
 	OnRefusal       string        `env:"PGSOURCE_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`
 	Unrepresentable string        `env:"PGSOURCE_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold, such as NaN or infinity: refuse the row, or send NULL where the column allows it."`
@@ -119,6 +123,7 @@ type KafkaSink struct {
 	SASLMechanism    string        `env:"KAFKASINK_SASL_MECHANISM" oneof:"plain|scram-sha-256|scram-sha-512" help:"How to log in to the brokers. Not set: no login. plain sends the password as it is, so use it with KAFKASINK_TLS."`
 	SASLUser         string        `env:"KAFKASINK_SASL_USER" form:"text" example:"holdfast" help:"User for KAFKASINK_SASL_MECHANISM."`
 	SASLPassword     Secret        `env:"KAFKASINK_SASL_PASSWORD" form:"text" example:"correct horse" help:"Password for KAFKASINK_SASL_USER."`
+	AckOn            string        `env:"KAFKASINK_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What offsets wait for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start. Batches stay in flight until then, so raise KAFKASINK_IN_FLIGHT."`
 	OnRefusal        string        `env:"KAFKASINK_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act for all partitions: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	Unrepresentable  string        `env:"KAFKASINK_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold: refuse the record, or send NULL where the column allows it."`
 	DecimalExcess    string        `env:"KAFKASINK_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A decimal with more digits after the point than the Feldera column: refuse the record, or cut the digits off."`

@@ -82,7 +82,7 @@ func TestDefaults(t *testing.T) {
 		Slot:    "holdfast", Publication: "holdfast",
 		Tables:    TableMappings{{Schema: "public", Name: "orders", Target: "orders"}},
 		BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8, MemoryLimit: 256 << 20,
-		OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop,
+		AckOn: Completed, OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop,
 		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute,
 		Listen: "127.0.0.1:8081", LogLevel: "info", LogFormat: "text",
 	}
@@ -110,7 +110,7 @@ func TestDefaults(t *testing.T) {
 		Start:  Earliest, OnGap: Stop, Poison: Stop, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
 		LaneMemory: 16 << 20, MemoryLimit: 256 << 20, SessionTimeout: 45 * time.Second, RebalanceTimeout: time.Minute,
-		OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
+		AckOn: Completed, OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
 		Listen: "127.0.0.1:8082", LogLevel: "info", LogFormat: "text",
 	}
 	if diff := cmp.Diff(wantKafka, kafka, ignoreSecrets); diff != "" {

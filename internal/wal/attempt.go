@@ -66,8 +66,17 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 	a.stop, a.halt = stop, halt
 
 	completions := s.cfg.Pipeline.NewCompletions(feldera.CompletionsOptions{})
-	d := newDeliverer(a, completions)
 	var deliverer, others sync.WaitGroup
+	var durability *feldera.Durability
+	if s.cfg.AckOn == ack.Durable {
+		durability = s.cfg.Pipeline.NewDurability(feldera.DurabilityOptions{})
+		others.Go(func() {
+			if err := durability.Run(hard); err != nil && hard.Err() == nil {
+				a.fail(err)
+			}
+		})
+	}
+	d := newDeliverer(a, completions, durability)
 	others.Go(func() {
 		if err := completions.Run(hard); err != nil && hard.Err() == nil {
 			a.fail(err)
@@ -198,7 +207,7 @@ func (a *attempt) lastWord(hard context.Context) {
 		return
 	}
 	a.mu.Lock()
-	_, more := a.ledger.Ready(ack.Completed)
+	_, more := a.ledger.Ready(a.s.cfg.AckOn)
 	from := a.ledger.Last()
 	a.mu.Unlock()
 	if !more || hard.Err() != nil {
@@ -384,7 +393,7 @@ func (a *attempt) evidence(first, last ack.Ticket, r ack.Rung) {
 		a.fail(fmt.Errorf("broken invariant: %w", err))
 		return
 	}
-	if r >= ack.Completed {
+	if r >= a.s.cfg.AckOn {
 		a.progress.set()
 	}
 }
@@ -392,7 +401,7 @@ func (a *attempt) evidence(first, last ack.Ticket, r ack.Rung) {
 // setPositions shows the rungs; its caller holds mu.
 func (a *attempt) setPositions() {
 	m := a.s.cfg.Metrics
-	for r := ack.Received; r <= ack.Completed; r++ {
+	for r := ack.Received; r <= a.s.cfg.AckOn; r++ {
 		m.position.WithLabelValues(r.String()).Set(float64(a.ledger.At(r)))
 	}
 	m.position.WithLabelValues("acknowledged").Set(float64(a.ledger.Acknowledged()))
@@ -448,7 +457,7 @@ func (a *attempt) status(hard context.Context, st *stream, asked signal, gone <-
 // confirms, so nothing can move in between but upwards.
 func (a *attempt) acknowledge(st *stream, reply bool) error {
 	a.mu.Lock()
-	lsn, moved := a.ledger.Ready(ack.Completed)
+	lsn, moved := a.ledger.Ready(a.s.cfg.AckOn)
 	if !moved {
 		lsn = a.ledger.Acknowledged()
 	}
@@ -464,7 +473,7 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.ledger.Confirm(lsn, ack.Completed); err != nil {
+	if err := a.ledger.Confirm(lsn, a.s.cfg.AckOn); err != nil {
 		return err
 	}
 	a.s.cfg.Metrics.lastAcknowledge.Set(float64(now.UnixMilli()) / 1e3)

@@ -30,6 +30,7 @@ type deliverer struct {
 	a           *attempt
 	cfg         *Config
 	completions *feldera.Completions
+	durability  *feldera.Durability // nil unless acknowledging on durable
 	decoder     *decode.PgOutput
 	// routes knows, for each version of a relation in the stream, where its
 	// rows go. An entry is replaced when the relation changes, so it is
@@ -46,8 +47,11 @@ type deliverer struct {
 
 	mu       sync.Mutex
 	inFlight []*batch // in the order in which they were sent
-	finished signal
-	stopping time.Time // when the work ended; zero before
+	// undurable counts the batches that are completed and wait for a
+	// checkpoint. They take no memory but this and their units in the ledger.
+	undurable int
+	finished  signal
+	stopping  time.Time // when the work ended; zero before
 }
 
 // route is the way of one relation's rows.
@@ -81,9 +85,9 @@ type batch struct {
 	waiting map[ack.Rung]int
 }
 
-func newDeliverer(a *attempt, completions *feldera.Completions) *deliverer {
+func newDeliverer(a *attempt, completions *feldera.Completions, durability *feldera.Durability) *deliverer {
 	return &deliverer{
-		a: a, cfg: &a.s.cfg, completions: completions, decoder: decode.NewPgOutput(),
+		a: a, cfg: &a.s.cfg, completions: completions, durability: durability, decoder: decode.NewPgOutput(),
 		routes: make(map[uint32]*route), strangers: make(map[uint32]*decode.Relation), finished: newSignal(),
 	}
 }
@@ -195,14 +199,14 @@ func (d *deliverer) drain(hard context.Context) {
 	defer timeout.Stop()
 	turn := time.NewTicker(idleTurn)
 	defer turn.Stop()
-	for d.unfinished() > 0 {
+	for d.unproven() > 0 {
 		select {
 		case <-turn.C:
 			d.cfg.Beat()
 		case <-d.finished:
 		case <-timeout.C:
 			d.a.s.log.WarnContext(hard, "stopping without waiting any longer for completion: the rest is delivered again after the next start",
-				"batches", d.unfinished(), "waited", d.cfg.ShutdownTimeout)
+				"batches", d.unproven(), "waited", d.cfg.ShutdownTimeout)
 			return
 		case <-hard.Done():
 			return
@@ -214,6 +218,13 @@ func (d *deliverer) unfinished() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.inFlight)
+}
+
+// unproven counts the batches that cannot be acknowledged yet.
+func (d *deliverer) unproven() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.inFlight) + d.undurable
 }
 
 // deliver sends one batch. When a transaction in the middle of it is refused,
@@ -396,7 +407,7 @@ func (d *deliverer) send(work context.Context, txs []*transaction) error {
 	if len(tokens) == 0 {
 		// Nothing of it concerns the destination, so there is nothing to wait
 		// for; the ledger still keeps it behind everything before it.
-		d.a.evidence(b.first, b.last, ack.Completed)
+		d.a.evidence(b.first, b.last, d.cfg.AckOn)
 		return nil
 	}
 	d.a.evidence(b.first, b.last, ack.Accepted)
@@ -417,7 +428,7 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 	if e.Err != nil {
 		// No more evidence comes for any batch: the poller has ended.
 		d.mu.Lock()
-		d.inFlight = nil
+		d.inFlight, d.undurable = nil, 0
 		d.mu.Unlock()
 		d.a.fail(e.Err)
 		d.finished.set()
@@ -434,14 +445,38 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 			}
 		}
 		d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
+		if d.durability != nil {
+			d.undurable++
+		}
 	}
 	d.mu.Unlock()
 	if !all {
 		return
 	}
 	d.a.evidence(b.first, b.last, e.Rung)
+	if e.Rung == ack.Completed && d.durability != nil {
+		d.durability.Watch(e, func(e feldera.Evidence) { d.durable(b, e) })
+	}
 	if e.Rung == ack.Completed {
 		d.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "rows are completed"})
 		d.finished.set()
 	}
+}
+
+// durable takes the proof that a checkpoint holds a batch. It runs on the
+// checkpointer.
+func (d *deliverer) durable(b *batch, e feldera.Evidence) {
+	if e.Err != nil {
+		d.mu.Lock()
+		d.undurable = 0
+		d.mu.Unlock()
+		d.a.fail(e.Err)
+		d.finished.set()
+		return
+	}
+	d.mu.Lock()
+	d.undurable--
+	d.mu.Unlock()
+	d.a.evidence(b.first, b.last, ack.Durable)
+	d.finished.set()
 }

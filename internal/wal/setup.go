@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"holdfast/internal/ack"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -95,6 +96,11 @@ func (s *Source) describeDestination(ctx context.Context) (map[tableName]*felder
 			return nil, err
 		}
 		targets[tableName{t.Schema, t.Name}] = target
+	}
+	if s.cfg.AckOn == ack.Durable {
+		if err := s.cfg.Pipeline.NewDurability(feldera.DurabilityOptions{}).Check(ctx); err != nil {
+			return nil, fmt.Errorf("PGSOURCE_ACK_ON=durable: %w", err)
+		}
 	}
 	now, err := s.cfg.Pipeline.Incarnation(ctx)
 	if err != nil {

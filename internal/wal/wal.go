@@ -35,6 +35,7 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 
+	"holdfast/internal/ack"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -103,6 +104,10 @@ type Config struct {
 	// IgnoreTruncate lets a TRUNCATE pass, counted, instead of stopping.
 	IgnoreTruncate bool
 
+	// AckOn is the rung on which a position is acknowledged: ack.Completed
+	// (also when it is left 0) or ack.Durable.
+	AckOn ack.Rung
+
 	Policy   feldera.Policy
 	Pipeline *feldera.Client
 
@@ -145,6 +150,13 @@ func New(cfg Config) (*Source, error) {
 		return nil, errors.New("wal: BatchRows, BatchBytes, InFlight and MemoryLimit must be positive")
 	case cfg.StallTimeout <= 0, cfg.ShutdownTimeout < 0:
 		return nil, errors.New("wal: StallTimeout must be positive, ShutdownTimeout not negative")
+	}
+	switch cfg.AckOn {
+	case 0:
+		cfg.AckOn = ack.Completed
+	case ack.Completed, ack.Durable:
+	default:
+		return nil, fmt.Errorf("wal: AckOn %v is neither completed nor durable", cfg.AckOn)
 	}
 	if cfg.Report == nil {
 		cfg.Report = func(Status) {}

@@ -23,6 +23,7 @@ func TestKafkasink(t *testing.T) {
 	t.Parallel()
 	kafka := harness.NeedKafka(t, harness.KafkaOptions{})
 	for name, run := range map[string]func(*sinkWorld){
+		"waits for a checkpoint when told to":  sinkDurable,
 		"carries rows and tombstones":          sinkCarries,
 		"waits for completion":                 sinkWaitsForCompletion,
 		"killed before completion":             sinkKilledBeforeCompletion,
@@ -170,6 +171,25 @@ func sinkCarries(w *sinkWorld) {
 	if lag, err := d.Metric(t.Context(), "kafkasink_assigned_partitions", nil); err != nil || lag != 3 {
 		t.Errorf("assigned partitions %v, %v", lag, err)
 	}
+}
+
+// With KAFKASINK_ACK_ON=durable, offsets wait for a checkpoint.
+func sinkDurable(w *sinkWorld) {
+	t := w.t
+	w.sim = startSim(t, enterprise())
+	w.start(map[string]string{"KAFKASINK_ACK_ON": "durable"})
+	w.produce(0, "1", order(1, "durable"))
+	w.awaitCommitted(map[int32]int64{0: 1})
+	w.sim.HoldCheckpoint()
+	w.produce(0, "2", order(2, "completed"))
+	waitSim(t, w.sim, "the row is completed", func(v felderasim.View) bool { return v.Count("orders") == 2 })
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+		if got := w.committed(); got[0] != 1 {
+			t.Fatalf("offsets moved to %v without a checkpoint", got)
+		}
+	}
+	w.sim.ReleaseCheckpoint()
+	w.awaitCommitted(map[int32]int64{0: 2})
 }
 
 func sinkWaitsForCompletion(w *sinkWorld) {
