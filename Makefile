@@ -9,7 +9,8 @@ SHELL := /bin/bash
 CACHE := $(or $(HOLDFAST_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast)
 TOOLS := $(CACHE)/tools-$(shell { go env GOVERSION; cat tools/go.mod; } 2>/dev/null | sha256sum | cut -c1-12)
 
-GO_TEST := go test -timeout 8m
+# A result from a cache is no test that ran.
+GO_TEST := go test -count=1 -timeout 8m
 # How long "make fuzz" gives to each fuzz target.
 FUZZTIME ?= 10s
 # Where "make dist" puts the binaries.

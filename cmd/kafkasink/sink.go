@@ -393,6 +393,10 @@ func (s *sink) watchPipeline(ctx context.Context) error {
 	}
 }
 
+// foreignTransaction is what can be done about a transaction that somebody else
+// has opened. Nobody but whoever did knows whether it is whole.
+const foreignTransaction = "whoever opened it must commit it, with POST …/commit_transaction; no offset moves meanwhile"
+
 func (s *sink) showPipeline(ctx context.Context, stats *feldera.Stats, err error) {
 	c := ops.Check{OK: true, Message: "it answers and runs"}
 	stalled := ""
@@ -406,6 +410,8 @@ func (s *sink) showPipeline(ctx context.Context, stats *feldera.Stats, err error
 		c = ops.Check{Message: err.Error(), Hint: "it is looked at again; is the pipeline running, and reachable at FELDERA_URL?"}
 	case stats.State != "Running":
 		c = ops.Check{Message: "the pipeline is " + stats.State, Hint: "start or resume it; no offset moves meanwhile"}
+	case stats.Transaction.Open():
+		c = ops.Check{Message: "blocked: " + stats.Transaction.String(), Hint: foreignTransaction}
 	default:
 		c.Message += ", incarnation " + stats.Incarnation
 	}

@@ -110,8 +110,13 @@ func (a *attempt) watchPipeline(work context.Context) {
 		default:
 			a.stalled.Store(stats.Stalled())
 			st := Status{Check: CheckPipeline, OK: stats.State == pipelineRunning, Message: "the pipeline is " + stats.State}
-			if !st.OK {
+			switch {
+			case !st.OK:
 				st.Hint = "resume the pipeline; rows wait and the LSN does not move meanwhile"
+			case stats.Transaction.Open():
+				// Not ours: pgsource opens none.
+				st.OK, st.Message = false, "blocked: "+stats.Transaction.String()
+				st.Hint = "whoever opened it must commit it, with POST …/commit_transaction; the LSN does not move meanwhile"
 			}
 			a.s.cfg.Report(st)
 		}

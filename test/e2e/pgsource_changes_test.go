@@ -130,6 +130,31 @@ func TestPgsourceAfterAnotherIncarnation(t *testing.T) {
 	})
 }
 
+// A transaction that somebody else has opened in the pipeline freezes every
+// completion: health says whose fault it is not, and what to do.
+func TestPgsourceShowsForeignTransaction(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	d := startPgsource(t, pgsourceEnv(pg, sim))
+	waitHealthy(t, d)
+	if _, err := sim.StartTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	start := currentLSN(t, pg)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'frozen', 1, true)`)
+	health(t, d, "the transaction is shown", func(_ int, body string) bool {
+		return strings.Contains(body, "blocked: transaction 1 open") && strings.Contains(body, "commit_transaction")
+	})
+	if got := confirmed(t, pg); got > start {
+		t.Errorf("the LSN moved to %d inside the transaction", got)
+	}
+	if err := sim.CommitTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	waitHealthy(t, d)
+}
+
 // A refusal under PGSOURCE_ON_REFUSAL=wait is phase blocked, and the second
 // signal stops a daemon whose destination hangs.
 func TestPgsourceBlockedAndStopped(t *testing.T) {
