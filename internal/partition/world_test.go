@@ -287,6 +287,7 @@ type member struct {
 // start runs a consumer with short times.
 func (w *world) start(change func(*Config)) *member {
 	w.t.Helper()
+	w.engine.members.Add(1)
 	m := &member{w: w, reg: prometheus.NewRegistry(), line: &line{network: w.network}, stopNow: make(chan struct{}), done: make(chan struct{})}
 	metrics, err := NewMetrics(m.reg)
 	if err != nil {
@@ -449,8 +450,9 @@ func (plainDecoder) Decode(_, value []byte, pos decode.Position) (*decode.OrderC
 // engine is the destination of all tables: it knows what arrived and what is
 // completed.
 type engine struct {
-	t    *testing.T
-	work sync.WaitGroup
+	members atomic.Int32 // consumers that were started
+	t       *testing.T
+	work    sync.WaitGroup
 
 	mu          sync.Mutex
 	incarnation string
@@ -608,7 +610,7 @@ type table struct {
 
 	mu       sync.Mutex
 	requests int
-	busy     bool
+	busy     int
 	// before runs when a request begins; an error is the request's answer.
 	before func(ctx context.Context, n int) error
 	starts []time.Time
@@ -630,17 +632,17 @@ func (t *table) count() int {
 
 func (t *table) Send(ctx context.Context, a Array) (feldera.Token, error) {
 	t.mu.Lock()
-	if t.busy {
+	// Each member has a sender of its own, and they know nothing of each other.
+	if t.busy++; t.busy > int(max(t.engine.members.Load(), 1)) {
 		t.engine.t.Error("two requests at once for one table")
 	}
-	t.busy = true
 	t.requests++
 	t.starts = append(t.starts, time.Now())
 	n, before := t.requests, t.before
 	t.mu.Unlock()
 	defer func() {
 		t.mu.Lock()
-		t.busy = false
+		t.busy--
 		t.mu.Unlock()
 	}()
 	if before != nil {
