@@ -1,0 +1,97 @@
+package wal
+
+import (
+	"fmt"
+	"slices"
+
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// route is the way of one relation's rows.
+type route struct {
+	rel     *decode.Relation
+	encoder *feldera.Encoder
+	out     *output
+}
+
+// row takes one message of a transaction.
+func (d *deliverer) row(msg []byte, tx *transaction) error {
+	m, err := d.decoder.Decode(msg)
+	if err != nil {
+		return at(err, tx)
+	}
+	switch m.Kind {
+	case decode.MsgRelation:
+		return at(d.setRoute(m.Relation), tx)
+	case decode.MsgTruncate:
+		return d.truncate(m, tx)
+	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete:
+		if stranger := d.strangers[m.Change.Relation.ID]; stranger != nil {
+			return at(notMapped(stranger), tx)
+		}
+		r := d.routes[m.Change.Relation.ID]
+		if r == nil || r.rel != m.Change.Relation {
+			return at(fmt.Errorf("broken invariant: relation %s has no route", m.Change.Relation), tx)
+		}
+		m.Change.Position = decode.Position{LSN: tx.end}
+		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
+			return at(err, tx)
+		}
+		r.out.pending[rowCount{r.rel.String(), m.Change.Op}]++
+		return nil
+	default:
+		return at(fmt.Errorf("broken invariant: message %q in a transaction's frames", byte(m.Kind)), tx)
+	}
+}
+
+// setRoute compiles the way for a relation's rows, as the server has just
+// described it.
+func (d *deliverer) setRoute(rel *decode.Relation) error {
+	table := d.a.ready.tables[nameOf(rel)]
+	if table == nil {
+		d.strangers[rel.ID] = rel
+		return nil
+	}
+	encoder, err := feldera.NewEncoder(table, rel, d.cfg.Policy)
+	if err != nil {
+		return err
+	}
+	before := d.routes[rel.ID]
+	if ignored := encoder.Ignored(); len(ignored) > 0 && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
+		d.a.s.log.Warn("columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says",
+			"table", rel.String(), "columns", ignored)
+	}
+	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))
+	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table)}
+	return nil
+}
+
+func notMapped(rel *decode.Relation) error {
+	return &decode.Refusal{
+		Reason: decode.ReasonSchema, What: "row of table", Where: rel.String(), Why: "the publication carries it, but PGSOURCE_TABLES does not map it",
+		Expected: "only mapped tables in the publication, and partitioned ones under their own name (publish_via_partition_root)",
+		Do:       "map it in PGSOURCE_TABLES; to take it out of the publication helps only for changes that are not in the WAL yet",
+	}
+}
+
+// outputFor gives the one output of a Feldera table: several source tables
+// may feed it, through one writer.
+func (d *deliverer) outputFor(table *feldera.Table) *output {
+	for _, out := range d.outputs {
+		if out.table == table {
+			return out
+		}
+	}
+	out := &output{table: table, writer: d.cfg.Pipeline.Writer(table), counts: make(map[rowCount]int), pending: make(map[rowCount]int)}
+	d.outputs = append(d.outputs, out)
+	return out
+}
+
+// at adds where in the source it happened.
+func at(err error, tx *transaction) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("transaction %d ending at LSN %s: %w", tx.xid, decode.FormatLSN(tx.end), err)
+}
