@@ -110,6 +110,9 @@ type Config struct {
 
 	Policy   feldera.Policy
 	Pipeline *feldera.Client
+	// Intents keeps what is needed to know a Feldera transaction as ours after
+	// a crash. nil keeps it in memory.
+	Intents IntentStore
 
 	Logger  *slog.Logger
 	Metrics *Metrics
@@ -157,6 +160,9 @@ func New(cfg Config) (*Source, error) {
 	case ack.Completed, ack.Durable:
 	default:
 		return nil, fmt.Errorf("wal: AckOn %v is neither completed nor durable", cfg.AckOn)
+	}
+	if cfg.Intents == nil {
+		cfg.Intents = new(memoryIntents)
 	}
 	if cfg.Report == nil {
 		cfg.Report = func(Status) {}
