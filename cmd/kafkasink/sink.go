@@ -540,6 +540,6 @@ func (noDestination) Send(context.Context, partition.Array) (feldera.Token, erro
 	return feldera.Token{}, errOnlyLooking
 }
 
-func (noDecoder) Decode(_, _ []byte, _ decode.Position) (*decode.OrderChange, error) {
+func (noDecoder) Decode(*decode.Record) (*decode.OrderChange, error) {
 	return nil, errOnlyLooking
 }

@@ -66,7 +66,8 @@ func NewJSONRows(rel *Relation) *JSONRows {
 func (d *JSONRows) Unknown() uint64 { return d.unknown }
 
 // Decode reads one record. Errors are *Refusal with the position in Where.
-func (d *JSONRows) Decode(key, value []byte, pos Position) (*OrderChange, error) {
+func (d *JSONRows) Decode(rec *Record) (*OrderChange, error) {
+	key, value, pos := rec.Key, rec.Value, rec.Position
 	clear(d.row)
 	d.scratch = d.scratch[:0]
 	d.change = OrderChange{Relation: d.rel, Position: pos}

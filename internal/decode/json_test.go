@@ -43,7 +43,7 @@ func TestJSONRows(t *testing.T) {
 			if c.value == "" {
 				value = nil
 			}
-			ch, err := d.Decode([]byte(c.key), value, somewhere)
+			ch, err := d.Decode(&Record{Key: []byte(c.key), Value: value, Position: somewhere})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +92,7 @@ func TestJSONRowsRefuse(t *testing.T) {
 			if c.value == "\x00" {
 				value = nil
 			}
-			_, err := NewJSONRows(jsonRelation).Decode([]byte(c.key), value, somewhere)
+			_, err := NewJSONRows(jsonRelation).Decode(&Record{Key: []byte(c.key), Value: value, Position: somewhere})
 			var refusal *Refusal
 			if !errors.As(err, &refusal) {
 				t.Fatalf("error %v", err)
@@ -108,7 +108,7 @@ func TestJSONRowsRefuseUnknown(t *testing.T) {
 	t.Parallel()
 	d := NewJSONRows(jsonRelation)
 	d.RefuseUnknown = true
-	_, err := d.Decode(nil, []byte(`{"id":1,"other":2}`), somewhere)
+	_, err := d.Decode(&Record{Value: []byte(`{"id":1,"other":2}`), Position: somewhere})
 	if err == nil || !strings.Contains(err.Error(), "other") {
 		t.Fatalf("error %v", err)
 	}
@@ -123,7 +123,7 @@ func FuzzJSONRows(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		d := NewJSONRows(jsonRelation)
 		for _, v := range [][]byte{value, nil} {
-			ch, err := d.Decode(key, v, somewhere)
+			ch, err := d.Decode(&Record{Key: key, Value: v, Position: somewhere})
 			if err != nil {
 				var refusal *Refusal
 				if !errors.As(err, &refusal) {
@@ -143,7 +143,7 @@ func BenchmarkJSONRows(b *testing.B) {
 	value := []byte(`{"id":123456,"note":"a note of some length","doc":{"a":[1,2,3]},"Exact":true}`)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := d.Decode(nil, value, somewhere); err != nil {
+		if _, err := d.Decode(&Record{Value: value, Position: somewhere}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // partition, whatever the policy, since it says nothing about the record.
 // The change is valid until the next call.
 type Decoder interface {
-	Decode(key, value []byte, pos decode.Position) (*decode.OrderChange, error)
+	Decode(rec *decode.Record) (*decode.OrderChange, error)
 }
 
 // Array is one request body under construction.

@@ -269,7 +269,7 @@ func (t *sender) fill(b *batch, h *held, limit, bytes int, now time.Time) (used 
 		}
 		r := &t.buf[i]
 		pos := decode.Position{Topic: h.topic, Partition: h.partition, Offset: r.Offset}
-		ch, err := h.route.Decoder.Decode(r.Key, r.Value, pos)
+		ch, err := h.route.Decoder.Decode(&decode.Record{Key: r.Key, Value: r.Value, Headers: r.Headers, Time: r.Time, Position: pos})
 		if err == nil && ch != nil {
 			err = t.array.Add(ch)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
 )
@@ -303,7 +304,7 @@ func (s *session) receive(p kgo.FetchTopicPartition, now time.Time) {
 	in := s.in[:0]
 	for _, r := range p.Records {
 		in = append(in, lane.Record{
-			Offset: r.Offset, LeaderEpoch: r.LeaderEpoch, Key: r.Key, Value: r.Value,
+			Offset: r.Offset, LeaderEpoch: r.LeaderEpoch, Key: r.Key, Value: r.Value, Headers: headers(r),
 			Time: r.Timestamp, Received: now, Idle: r.Attrs.IsControl(),
 		})
 	}
@@ -320,6 +321,18 @@ func (s *session) receive(p kgo.FetchTopicPartition, now time.Time) {
 	if got.Admitted > 0 {
 		h.sender.poke()
 	}
+}
+
+// headers gives a record's headers in the form that decoders take.
+func headers(r *kgo.Record) []decode.Header {
+	if len(r.Headers) == 0 {
+		return nil
+	}
+	out := make([]decode.Header, len(r.Headers))
+	for i, h := range r.Headers {
+		out[i] = decode.Header{Key: h.Key, Value: h.Value}
+	}
+	return out
 }
 
 // everything gives all lanes.

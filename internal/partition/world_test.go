@@ -435,7 +435,8 @@ func (l *line) cut(down bool) {
 // fails without saying that the record is to blame, "none" needs nothing.
 type plainDecoder struct{}
 
-func (plainDecoder) Decode(_, value []byte, pos decode.Position) (*decode.OrderChange, error) {
+func (plainDecoder) Decode(rec *decode.Record) (*decode.OrderChange, error) {
+	value, pos := rec.Value, rec.Position
 	switch string(value) {
 	case "bad":
 		return nil, &decode.Refusal{Reason: decode.ReasonMalformed, What: "record value", Where: pos.String(), Why: "it is bad"}

@@ -12,7 +12,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"errors", "fmt", "sync", "time", "holdfast/internal/ack"}
+	allowed := []string{"errors", "fmt", "sync", "time", "holdfast/internal/ack", "holdfast/internal/decode"}
 	for _, imported := range pkg.Imports {
 		if !slices.Contains(allowed, imported) {
 			t.Errorf("imports %q; the lane knows %q and nothing else", imported, allowed)

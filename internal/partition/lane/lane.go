@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/decode"
 )
 
 // State is where a lane is in its life. It only moves forward, except that a
@@ -64,13 +65,14 @@ var ErrDead = errors.New("the lane is over: its partition was revoked or lost")
 // group has no committed offset.
 const NoCommit int64 = -1
 
-// Record is one record on its way through the lane. Key and Value are not
-// copied.
+// Record is one record on its way through the lane. Key, Value and Headers are
+// not copied.
 type Record struct {
 	Offset      int64
 	LeaderEpoch int32
 	Key         []byte
 	Value       []byte // nil = tombstone
+	Headers     []decode.Header
 	// Time is the record's own timestamp, Received when it was handed over.
 	Time     time.Time
 	Received time.Time
@@ -81,7 +83,16 @@ type Record struct {
 // recordOverhead is what a queued record costs beside its key and value.
 const recordOverhead = 128
 
-func (r *Record) size() int64 { return int64(len(r.Key) + len(r.Value) + recordOverhead) }
+// headerOverhead is what a header costs beside its name and value.
+const headerOverhead = 40
+
+func (r *Record) size() int64 {
+	n := len(r.Key) + len(r.Value) + recordOverhead
+	for i := range r.Headers {
+		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + headerOverhead
+	}
+	return int64(n)
+}
 
 // Limits bounds what a lane holds. A lane is full from the moment it holds
 // HighRecords or HighBytes until it holds no more than LowRecords and
