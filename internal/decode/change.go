@@ -97,9 +97,16 @@ type Column struct {
 	// Key is true for a column of the replica identity (Postgres) or of the
 	// table's primary key (Kafka).
 	Key bool
-	// TypeOID and TypeModifier are Postgres'; zero for other sources.
+	// TypeOID and TypeModifier are Postgres'; zero for other sources. They
+	// begin as the stream gives them, which for a column of a domain is the
+	// domain's own OID; internal/wal puts the type at its bottom in its place
+	// before the first row is decoded.
 	TypeOID      uint32
 	TypeModifier int32
+	// Element is the type of an array's elements, behind all domains; 0 for a
+	// column that is no array whose elements are parted by commas, and until
+	// internal/wal has looked it up.
+	Element uint32
 }
 
 // Identity is a relation's replica identity as Postgres names it. Sources
@@ -114,9 +121,9 @@ const (
 	IdentityIndex   Identity = 'i'
 )
 
-// Relation is one version of a table's shape. It is immutable once decoded
-// and shared by all changes that were made under it, so its address
-// identifies the version.
+// Relation is one version of a table's shape. It is immutable from its first
+// row on (before that, the types of its columns are resolved) and shared by
+// all changes that were made under it, so its address identifies the version.
 type Relation struct {
 	// ID is the relation's OID in Postgres, 0 elsewhere.
 	ID uint32

@@ -13,8 +13,10 @@ const (
 	maxColumns = 1664
 	// maxNameBytes is above NAMEDATALEN-1 (63) of every stock build.
 	maxNameBytes = 1024
-	// maxRelations bounds the relation cache of one decoder.
+	// maxRelations bounds the relation cache of one decoder, maxTypes what it
+	// remembers of types.
 	maxRelations = 65536
+	maxTypes     = 65536
 )
 
 // MessageKind is the first byte of a pgoutput message, protocol version 1.
@@ -72,6 +74,7 @@ type Message struct {
 // Formats"; the quirks named in comments were seen on servers.
 type PgOutput struct {
 	relations map[uint32]*Relation
+	types     map[uint32]TypeName
 	msg       Message
 	before    []Value
 	after     []Value
@@ -80,7 +83,18 @@ type PgOutput struct {
 // NewPgOutput makes a decoder with an empty relation cache, as a fresh
 // replication session starts with.
 func NewPgOutput() *PgOutput {
-	return &PgOutput{relations: make(map[uint32]*Relation)}
+	return &PgOutput{relations: make(map[uint32]*Relation), types: make(map[uint32]TypeName)}
+}
+
+// TypeName is a type by the name that a Type message gave it.
+type TypeName struct{ Schema, Name string }
+
+// Type gives what the stream has said of a type that is not built in. Of a
+// domain it names the type behind it, as it was when the change was made:
+// that still holds when the catalogue no longer has the domain.
+func (d *PgOutput) Type(oid uint32) (t TypeName, ok bool) {
+	t, ok = d.types[oid]
+	return t, ok
 }
 
 var (
@@ -114,9 +128,7 @@ func (d *PgOutput) Decode(msg []byte) (*Message, error) {
 		c.uint64()
 		c.name()
 	case MsgType:
-		c.uint32()
-		c.name()
-		c.name()
+		err = d.typeName(&c)
 	case MsgRelation:
 		err = d.relation(&c)
 	case MsgInsert:
@@ -151,6 +163,28 @@ func (d *PgOutput) Decode(msg []byte) (*Message, error) {
 	return &d.msg, nil
 }
 
+func (d *PgOutput) typeName(c *cursor) error {
+	oid := c.uint32()
+	t := TypeName{Schema: c.name(), Name: c.name()}
+	if c.short || len(c.buf) != 0 {
+		return nil // reported by the caller
+	}
+	if t.Schema == "" {
+		t.Schema = pgCatalog
+	}
+	if _, known := d.types[oid]; !known && len(d.types) >= maxTypes {
+		return &Refusal{
+			Reason: ReasonLimit, What: "type " + t.Schema + "." + t.Name,
+			Why: fmt.Sprintf("the stream has named %d types", maxTypes), Expected: "fewer",
+		}
+	}
+	d.types[oid] = t
+	return nil
+}
+
+// pgCatalog is the schema that the protocol abbreviates to nothing.
+const pgCatalog = "pg_catalog"
+
 func (d *PgOutput) relation(c *cursor) error {
 	rel := &Relation{ID: c.uint32()}
 	rel.Schema = c.name()
@@ -161,7 +195,7 @@ func (d *PgOutput) relation(c *cursor) error {
 		return nil // reported by the caller
 	}
 	if rel.Schema == "" {
-		rel.Schema = "pg_catalog" // the protocol's abbreviation
+		rel.Schema = pgCatalog
 	}
 	switch rel.Identity {
 	case IdentityDefault, IdentityNothing, IdentityFull, IdentityIndex:

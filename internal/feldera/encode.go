@@ -119,10 +119,9 @@ func NewEncoder(t *Table, rel *decode.Relation, p Policy) (*Encoder, error) {
 			return nil, e.misfit(fmt.Sprintf("column %q: %s", col.Name, why), "a type that can be written over HTTP", "change the column's type in the table")
 		}
 		pl.name = col.Name
-		if allowed := fits(rel.Columns[source].TypeOID); allowed != nil && !slices.Contains(allowed, col.Type.Name) {
-			return nil, e.misfit(
-				fmt.Sprintf("column %q has Postgres type OID %d, which %s cannot hold as it is", col.Name, rel.Columns[source].TypeOID, col.Type.String()),
-				"a column of type "+names(allowed), "change the column's type in the table, or cast it in the source")
+		if why, allowed := misfits(&rel.Columns[source], &col.Type); why != "" {
+			return nil, e.misfit(fmt.Sprintf("column %q %s", col.Name, why),
+				"values of type "+names(allowed), "change the column's type in the table, or cast it in the source")
 		}
 		member := append(appendString(nil, []byte(col.Name)), ':')
 		if col.Key {

@@ -1,8 +1,16 @@
 package feldera
 
-// What Postgres' own types can go into, decided before the first row. Types
-// that are not listed are decided value by value: an extension's text may well
-// be a number.
+import (
+	"fmt"
+	"slices"
+
+	"holdfast/internal/decode"
+)
+
+// What Postgres' types can go into, decided before the first row. A type that
+// is not listed, such as an extension's, an enum or a range, is its text to
+// the stream, and goes where text goes: that it may look like a number is no
+// promise that it is one.
 
 var (
 	intTypes   = []TypeName{TinyInt, SmallInt, Integer, BigInt, UTinyInt, USmallInt, UInteger, UBigInt}
@@ -25,6 +33,8 @@ var pgTypes = map[uint32][]TypeName{
 	23:   best(Integer, numeric),
 	25:   best(Varchar, textual),
 	26:   best(BigInt, numeric),
+	28:   best(BigInt, numeric),
+	29:   best(BigInt, numeric),
 	114:  structured,
 	700:  best(Real, numeric),
 	701:  best(Double, numeric),
@@ -39,6 +49,7 @@ var pgTypes = map[uint32][]TypeName{
 	1700: best(Decimal, numeric),
 	2950: {UUID, Char, Varchar, Variant},
 	3802: structured,
+	5069: best(UBigInt, numeric),
 }
 
 func best(first TypeName, rest []TypeName) []TypeName {
@@ -46,8 +57,40 @@ func best(first TypeName, rest []TypeName) []TypeName {
 }
 
 // fits gives the types that take values of a Postgres type; nil where only the
-// values themselves can tell.
-func fits(oid uint32) []TypeName { return pgTypes[oid] }
+// values themselves can tell, as for a source that is not Postgres.
+func fits(oid uint32) []TypeName {
+	if t, ok := pgTypes[oid]; ok || oid == 0 {
+		return t
+	}
+	return textTypes
+}
+
+// misfits says why a column cannot go into a type, with the types that it can
+// go into; "" where it can.
+func misfits(col *decode.Column, t *Type) (why string, allowed []TypeName) {
+	if col.Element == 0 {
+		allowed = fits(col.TypeOID)
+		if allowed == nil || slices.Contains(allowed, t.Name) {
+			return "", nil
+		}
+		return fmt.Sprintf("has Postgres type OID %d, which %s cannot hold as it is", col.TypeOID, t), allowed
+	}
+	if t.Name != ArrayOf {
+		if slices.Contains(textTypes, t.Name) {
+			return "", nil
+		}
+		return fmt.Sprintf("is an array, which %s cannot hold", t), append([]TypeName{ArrayOf}, textTypes...)
+	}
+	part := t
+	for part.Name == ArrayOf && part.Element != nil {
+		part = part.Element
+	}
+	allowed = fits(col.Element)
+	if allowed == nil || slices.Contains(allowed, part.Name) {
+		return "", nil
+	}
+	return fmt.Sprintf("is an array of Postgres type OID %d, which elements of type %s cannot hold as they are", col.Element, part), allowed
+}
 
 // suggest gives the type to declare for a column that a table lacks.
 func suggest(oid uint32) TypeName {

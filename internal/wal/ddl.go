@@ -101,7 +101,7 @@ var typeRules = []typeRule{
 		"as the name of the object, which can depend on search_path",
 	},
 	{"int2vector, oidvector", []uint32{22, 30}, typeText, FitText, "as text, such as 1 2 3"},
-	ruleEnum, ruleDomain, ruleDomainText, ruleArray, ruleArrayText, ruleRange, ruleComposite, ruleOther,
+	ruleEnum, ruleDomain, ruleArray, ruleArrayText, ruleRange, ruleComposite, ruleOther,
 }
 
 // The rules that are not found by OID.
@@ -114,8 +114,7 @@ var (
 	}
 	ruleLooseNumeric = typeRule{"numeric", nil, ruleNumeric.to, FitPartly, looseNote}
 	ruleEnum         = typeRule{"enums", nil, typeText, FitExact, ""}
-	ruleDomain       = typeRule{"domains over text, numeric, date and time types, uuid, enums, arrays", nil, typeText, FitExact, ""}
-	ruleDomainText   = typeRule{"domains over all other types", nil, typeText, FitText, "a domain: pgsource passes on the text that Postgres writes for it; cast it in a view"}
+	ruleDomain       = typeRule{"domains", nil, typeText, FitExact, ""}
 	ruleArray        = typeRule{"arrays", nil, feldera.Type{Name: feldera.ArrayOf, Element: &feldera.Type{Name: feldera.Varchar}}, FitPartly, "an array with other dimensions than declared, or with indexes that do not begin at 1, is refused"}
 	ruleArrayText    = typeRule{"arrays of box and of other types whose delimiter is no comma", nil, typeText, FitText, "as text: the elements are not separated by commas"}
 	ruleRange        = typeRule{"ranges, multiranges", nil, typeText, FitText, "as text, such as [1,5)"}
@@ -142,32 +141,15 @@ func TypeMatrix() string {
 	return b.String()
 }
 
-// pgType is one row of pg_type.
-type pgType struct {
-	name     string
-	kind     string // typtype
-	element  uint32 // of a true array, 0 otherwise
-	delim    string // between elements in an array of this type
-	base     uint32 // of a domain
-	modifier int32  // of a domain's base
-	dims     int    // of a domain's base
-}
-
-// pgTypes are the types that a table uses, directly or behind others.
-type pgTypes map[uint32]pgType
-
 // mapped is what becomes of one column.
 type mapped struct {
 	rule  typeRule
 	typ   feldera.Type
 	note  string
 	loose bool
-	// base is the column's type where it is no domain and no array.
+	// base is the type at the bottom, where it is built in and no array.
 	base uint32
 }
-
-// maxTypeDepth bounds domains over domains; Postgres has no cycles.
-const maxTypeDepth = 32
 
 // column decides where a type's values go.
 func (c pgTypes) column(oid uint32, modifier int32, dims, depth int) mapped {
@@ -178,7 +160,10 @@ func (c pgTypes) column(oid uint32, modifier int32, dims, depth int) mapped {
 	case oid == oidNumeric:
 		return numeric(modifier)
 	case t.kind == "d":
-		return c.domain(t, modifier, dims, depth)
+		if t.modifier >= 0 {
+			modifier = t.modifier
+		}
+		return c.column(t.base, modifier, max(dims, t.dims), depth+1)
 	case t.element != 0:
 		return c.array(t, modifier, dims, depth)
 	}
@@ -196,8 +181,8 @@ func (c pgTypes) column(oid uint32, modifier int32, dims, depth int) mapped {
 		return of(ruleRange)
 	case t.kind == "c":
 		return of(ruleComposite)
-	case t.name == "citext":
-		return of(typeRule{"citext", nil, typeText, FitExact, ""})
+	case t.name == citext:
+		return of(typeRule{citext, nil, typeText, FitExact, ""})
 	}
 	m := of(ruleOther)
 	if t.name != "" {
@@ -207,8 +192,6 @@ func (c pgTypes) column(oid uint32, modifier int32, dims, depth int) mapped {
 }
 
 func of(r typeRule) mapped { return mapped{rule: r, typ: r.to, note: r.note} }
-
-const oidNumeric = 1700
 
 // numeric gives the DECIMAL for a modifier. Since Postgres 15 a scale may be
 // negative or above the precision.
@@ -235,50 +218,13 @@ func numeric(modifier int32) mapped {
 	return m
 }
 
-// domain resolves a domain. The stream describes a domain's column by the
-// domain's own OID, so that its values are read as text: the base type is
-// declared where the encoder takes text for it, VARCHAR otherwise.
-func (c pgTypes) domain(t pgType, modifier int32, dims, depth int) mapped {
-	if t.modifier >= 0 {
-		modifier = t.modifier
-	}
-	m := c.column(t.base, modifier, max(dims, t.dims), depth+1)
-	m.base = 0
-	switch m.typ.Name {
-	case feldera.Varchar, feldera.Decimal, feldera.Date, feldera.Time, feldera.Timestamp, feldera.TimestampTZ, feldera.UUID, feldera.ArrayOf:
-		return m
-	default:
-	}
-	m = of(ruleDomainText)
-	m.note = "domain over " + c.nameOf(t.base) + ": " + strings.TrimPrefix(m.note, "a domain: ")
-	return m
-}
-
-func (c pgTypes) nameOf(oid uint32) string {
-	if t, ok := c[oid]; ok {
-		return t.name
-	}
-	return "type " + strconv.FormatUint(uint64(oid), 10)
-}
-
-// array makes an ARRAY of what the element's type becomes. An element is read
-// by the type that is declared for it, whatever its OID, so domains need no
-// care here; JSON does, which would be taken for a text.
+// array makes an ARRAY of what the element's type becomes. Elements that are
+// JSON or arrays themselves (of a domain) go as their text.
 func (c pgTypes) array(t pgType, modifier int32, dims, depth int) mapped {
 	if delim := c[t.element].delim; delim != "" && delim != "," {
 		return of(ruleArrayText)
 	}
-	element := t.element
-	for range maxTypeDepth {
-		d, ok := c[element]
-		if !ok || d.kind != "d" {
-			break
-		}
-		if d.modifier >= 0 {
-			modifier = d.modifier
-		}
-		element = d.base
-	}
+	element, modifier := c.base(t.element, modifier)
 	in := c.column(element, modifier, 0, depth+1)
 	m := of(ruleArray)
 	m.loose = in.loose
@@ -353,7 +299,7 @@ func describeTable(ctx context.Context, conn *pgx.Conn, publication string, t Ta
 		return nil, classify("look up table "+rel.String(), err)
 	}
 	rel.Identity = decode.Identity(identity[0])
-	types, err := readTypes(ctx, conn, rel)
+	types, err := readTypes(ctx, conn, tableTypes(rel.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -371,37 +317,6 @@ func describeTable(ctx context.Context, conn *pgx.Conn, publication string, t Ta
 	}
 	judge(d, t)
 	return d, nil
-}
-
-// readTypes reads the types of the table's columns, and those behind them.
-func readTypes(ctx context.Context, conn *pgx.Conn, rel *decode.Relation) (pgTypes, error) {
-	rows, err := conn.Query(ctx, `
-		WITH RECURSIVE used AS (
-			SELECT atttypid AS oid FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped
-			UNION
-			SELECT behind.oid FROM used JOIN pg_type t ON t.oid = used.oid
-			CROSS JOIN LATERAL (VALUES (t.typbasetype), (t.typelem)) AS behind (oid) WHERE behind.oid <> 0
-		)
-		SELECT t.oid, t.typname, t.typtype::text, CASE WHEN e.typarray = t.oid THEN t.typelem ELSE 0 END,
-		       t.typdelim::text, t.typbasetype, t.typtypmod, t.typndims
-		FROM used JOIN pg_type t ON t.oid = used.oid LEFT JOIN pg_type e ON e.oid = t.typelem`, rel.ID)
-	if err != nil {
-		return nil, classify("look up the types of "+rel.String(), err)
-	}
-	defer rows.Close()
-	types := make(pgTypes)
-	for rows.Next() {
-		var oid uint32
-		var t pgType
-		if err := rows.Scan(&oid, &t.name, &t.kind, &t.element, &t.delim, &t.base, &t.modifier, &t.dims); err != nil {
-			return nil, fmt.Errorf("read the types of %s: %w", rel, err)
-		}
-		types[oid] = t
-	}
-	if err := rows.Err(); err != nil {
-		return nil, classify("look up the types of "+rel.String(), err)
-	}
-	return types, nil
 }
 
 // readKey gives the columns that identify a row in the stream: those of the
@@ -489,6 +404,7 @@ func readColumns(ctx context.Context, conn *pgx.Conn, d *feldera.TableDef, types
 		}
 		d.Columns = append(d.Columns, def)
 		if !generated {
+			types.resolve(&col)
 			col.Key = rel.Identity == decode.IdentityFull || rel.Identity != decode.IdentityNothing && slices.Contains(d.Key, col.Name)
 			rel.Columns = append(rel.Columns, col)
 		}

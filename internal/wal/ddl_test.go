@@ -91,22 +91,28 @@ func TestNumericModifiers(t *testing.T) {
 	})
 }
 
+// sampleTypes are rows of pg_type.
+var sampleTypes = pgTypes{
+	1007: {name: "_int4", kind: "b", element: 23, delim: ","}, 23: {name: "int4", kind: "b", delim: ","},
+	1020: {name: "_box", kind: "b", element: 603, delim: ";"}, 603: {name: "box", kind: "b", delim: ";"},
+	3807: {name: "_jsonb", kind: "b", element: 3802, delim: ","}, 3802: {name: "jsonb", kind: "b", delim: ","},
+	90001: {name: "positive", kind: "d", base: 23, modifier: -1, delim: ","},
+	90002: {name: "amount", kind: "d", base: 1700, modifier: 12<<16 + 2 + 4, delim: ","}, 1700: {name: "numeric", kind: "b", delim: ","},
+	90003: {name: "rate", kind: "d", base: 90002, modifier: -1, delim: ","},
+	90004: {name: "_positive", kind: "b", element: 90001, delim: ","},
+	90005: {name: "ints", kind: "d", base: 1007, modifier: -1, dims: 1, delim: ","},
+	90006: {name: "_ints", kind: "b", element: 90005, delim: ","},
+	90007: {name: "mood", kind: "e", delim: ","}, 90008: {name: "_mood", kind: "b", element: 90007, delim: ","},
+	90009: {name: "loop", kind: "d", base: 90009, modifier: -1, delim: ","},
+	90011: {name: "citext", kind: "b", delim: ","}, 90012: {name: "_citext", kind: "b", element: 90011, delim: ","},
+	90013: {name: "mail", kind: "d", base: 90011, modifier: -1, delim: ","},
+	90010: {name: "_amount", kind: "b", element: 90002, delim: ","},
+	90014: {name: "citext", kind: "e", delim: ","}, // somebody's own
+}
+
 func TestDomainsAndArrays(t *testing.T) {
 	t.Parallel()
-	types := pgTypes{
-		1007: {name: "_int4", kind: "b", element: 23, delim: ","}, 23: {name: "int4", kind: "b", delim: ","},
-		1020: {name: "_box", kind: "b", element: 603, delim: ";"}, 603: {name: "box", kind: "b", delim: ";"},
-		3807: {name: "_jsonb", kind: "b", element: 3802, delim: ","}, 3802: {name: "jsonb", kind: "b", delim: ","},
-		90001: {name: "positive", kind: "d", base: 23, modifier: -1, delim: ","},
-		90002: {name: "amount", kind: "d", base: 1700, modifier: 12<<16 + 2 + 4, delim: ","},
-		90003: {name: "rate", kind: "d", base: 90002, modifier: -1, delim: ","},
-		90004: {name: "_positive", kind: "b", element: 90001, delim: ","},
-		90005: {name: "ints", kind: "d", base: 1007, modifier: -1, dims: 1, delim: ","},
-		90006: {name: "_ints", kind: "b", element: 90005, delim: ","},
-		90007: {name: "mood", kind: "e", delim: ","}, 90008: {name: "_mood", kind: "b", element: 90007, delim: ","},
-		90009: {name: "loop", kind: "d", base: 90009, modifier: -1, delim: ","},
-		90010: {name: "_amount", kind: "b", element: 90002, delim: ","},
-	}
+	types := sampleTypes
 	for _, c := range []struct {
 		oid  uint32
 		dims int
@@ -117,7 +123,7 @@ func TestDomainsAndArrays(t *testing.T) {
 		{1007, 2, "INTEGER ARRAY ARRAY"},
 		{1020, 1, "VARCHAR"},
 		{3807, 1, "VARCHAR ARRAY"},
-		{90001, 0, "VARCHAR"}, // its values arrive as text
+		{90001, 0, "INTEGER"},
 		{90002, 0, "DECIMAL(12,2)"},
 		{90003, 0, "DECIMAL(12,2)"},
 		{90004, 1, "INTEGER ARRAY"},
@@ -131,6 +137,28 @@ func TestDomainsAndArrays(t *testing.T) {
 		m := types.column(c.oid, -1, c.dims, 0)
 		if got := m.typ.String(); got != c.want {
 			t.Errorf("%s with %d dimensions: %s, want %s", types.nameOf(c.oid), c.dims, got, c.want)
+		}
+	}
+}
+
+// What the stream calls a column's type becomes what its values are read as.
+func TestTypesAreResolved(t *testing.T) {
+	t.Parallel()
+	types := sampleTypes
+	for oid, want := range map[uint32]decode.Column{
+		23: {TypeOID: 23, TypeModifier: -1}, 90001: {TypeOID: 23, TypeModifier: -1},
+		90003: {TypeOID: 1700, TypeModifier: 12<<16 + 2 + 4},
+		1007:  {TypeOID: 1007, TypeModifier: -1, Element: 23}, 90004: {TypeOID: 90004, TypeModifier: -1, Element: 23},
+		90005: {TypeOID: 1007, TypeModifier: -1, Element: 23}, 90006: {TypeOID: 90006, TypeModifier: -1, Element: 1007},
+		1020: {TypeOID: 1020, TypeModifier: -1}, 90008: {TypeOID: 90008, TypeModifier: -1, Element: 90007},
+		90011: {TypeOID: 25, TypeModifier: -1}, 90012: {TypeOID: 90012, TypeModifier: -1, Element: 25},
+		90013: {TypeOID: 25, TypeModifier: -1}, 90014: {TypeOID: 90014, TypeModifier: -1},
+		90009: {TypeOID: 90009, TypeModifier: -1}, 55: {TypeOID: 55, TypeModifier: -1},
+	} {
+		col := decode.Column{TypeOID: oid, TypeModifier: -1}
+		types.resolve(&col)
+		if diff := cmp.Diff(want, col); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", types.nameOf(oid), diff)
 		}
 	}
 }

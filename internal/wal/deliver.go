@@ -222,7 +222,7 @@ func (d *deliverer) unproven() int {
 // deliver sends one batch. When a transaction in the middle of it is refused,
 // the ones before it are delivered first, since they are not to blame.
 func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
-	good, refused := d.encode(txs)
+	good, refused := d.encode(work, txs)
 	if good > 0 {
 		if err := d.send(work, txs[:good]); err != nil {
 			return err
@@ -243,7 +243,7 @@ func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
 // Each transaction is encoded exactly once: to encode one again after a later
 // one was looked at would read its rows under that one's relations, since not
 // every transaction brings its own.
-func (d *deliverer) encode(txs []*transaction) (int, error) {
+func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error) {
 	for _, out := range d.outputs {
 		out.array.Reset()
 		clear(out.counts)
@@ -253,7 +253,7 @@ func (d *deliverer) encode(txs []*transaction) (int, error) {
 		for n, out := range d.outputs {
 			marks[n] = out.array.Mark()
 		}
-		err := tx.each(func(msg []byte) error { return d.row(msg, tx) })
+		err := tx.each(func(msg []byte) error { return d.row(work, msg, tx) })
 		for n, out := range d.outputs {
 			switch {
 			case err == nil:

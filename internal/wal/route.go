@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -16,14 +17,16 @@ type route struct {
 }
 
 // row takes one message of a transaction.
-func (d *deliverer) row(msg []byte, tx *transaction) error {
+func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error {
 	m, err := d.decoder.Decode(msg)
 	if err != nil {
 		return at(err, tx)
 	}
 	switch m.Kind {
+	case decode.MsgType:
+		return nil // the decoder keeps it
 	case decode.MsgRelation:
-		return at(d.setRoute(m.Relation), tx)
+		return at(d.setRoute(work, m.Relation), tx)
 	case decode.MsgTruncate:
 		return d.truncate(m, tx)
 	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete:
@@ -47,11 +50,14 @@ func (d *deliverer) row(msg []byte, tx *transaction) error {
 
 // setRoute compiles the way for a relation's rows, as the server has just
 // described it.
-func (d *deliverer) setRoute(rel *decode.Relation) error {
+func (d *deliverer) setRoute(work context.Context, rel *decode.Relation) error {
 	table := d.a.ready.tables[nameOf(rel)]
 	if table == nil {
 		d.strangers[rel.ID] = rel
 		return nil
+	}
+	if err := d.a.s.resolveTypes(work, rel, d.decoder.Type); err != nil {
+		return err
 	}
 	encoder, err := feldera.NewEncoder(table, rel, d.cfg.Policy)
 	if err != nil {
@@ -59,7 +65,7 @@ func (d *deliverer) setRoute(rel *decode.Relation) error {
 	}
 	before := d.routes[rel.ID]
 	if ignored := encoder.Ignored(); len(ignored) > 0 && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
-		d.a.s.log.Warn("columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says",
+		d.a.s.log.WarnContext(work, "columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says",
 			"table", rel.String(), "columns", ignored)
 	}
 	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))

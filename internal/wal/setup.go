@@ -227,6 +227,12 @@ func (s *Source) checkTables(ctx context.Context, conn *pgx.Conn, r *ready) erro
 		if err != nil {
 			return err
 		}
+		types, err := readTypes(ctx, conn, tableTypes(rel.ID))
+		if err != nil {
+			return err
+		}
+		s.types.add(types)
+		s.types.resolve(rel)
 		if r.oids == nil {
 			r.oids = make(map[tableName]uint32)
 		}

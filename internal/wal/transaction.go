@@ -102,9 +102,9 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		tx.end, tx.commitTime = m.EndLSN, m.CommitTime
 		a.open = nil
 		return tx, nil
-	case decode.MsgType, decode.MsgOrigin, decode.MsgLogical:
+	case decode.MsgOrigin, decode.MsgLogical:
 		return nil, nil // nothing about rows; a logical message may stand outside a transaction
-	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete, decode.MsgTruncate, decode.MsgRelation:
+	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete, decode.MsgTruncate, decode.MsgRelation, decode.MsgType:
 		if a.open == nil {
 			return nil, outOfOrder(fmt.Sprintf("message %q", msg[0]), 0, "no transaction is open")
 		}
@@ -116,7 +116,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 				Do:       "raise PGSOURCE_MEMORY_LIMIT; the slot keeps its position and the transaction is read again",
 			}
 		}
-		if kind != decode.MsgRelation {
+		if kind != decode.MsgRelation && kind != decode.MsgType {
 			a.open.rows++
 		}
 		a.open.frames = binary.BigEndian.AppendUint32(a.open.frames, uint32(len(msg))) //nolint:gosec // a wire message is below 1 GiB

@@ -45,7 +45,7 @@ func TestAssemblerKeepsWholeTransactions(t *testing.T) {
 	if err := tx.each(func(msg []byte) error { got = append(got, string(msg)); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if tx.end != 99 || tx.xid != 7 || tx.rows != 2 || strings.Join(got, ",") != "R relation,I first row,D second row" {
+	if tx.end != 99 || tx.xid != 7 || tx.rows != 2 || strings.Join(got, ",") != "R relation,I first row,Y type,D second row" {
 		t.Fatalf("%+v %q", tx, got)
 	}
 	if a.inTransaction() || a.held() != 0 {

@@ -140,6 +140,8 @@ type Source struct {
 	madePublication atomic.Bool
 	// connected: the server has let this process in once.
 	connected atomic.Bool
+	// types are the types of the mapped tables' columns.
+	types typeCache
 }
 
 // New makes a Source. It connects to nothing.

@@ -88,8 +88,19 @@ var everyType = []column{
 	{name: "dn", typ: "dmoney", values: [2]string{"12.50", "-0.01"}, form: asDecimal},
 	{name: "dd", typ: "dday", values: [2]string{"'2026-01-02'", "'2026-02-03'"}},
 	{name: "di", typ: "dint", values: [2]string{"1", "2147483647"}},
-	{name: "db", typ: "dbool", values: [2]string{"true", "false"}, want: [2]string{"t", "f"}},
-	{name: "dj", typ: "djson", values: [2]string{`'{"a":1}'`, `'[]'`}},
+	{name: "db", typ: "dbool", values: [2]string{"true", "false"}},
+	{name: "dj", typ: "djson", values: [2]string{`'{"a":1}'`, `'[]'`}, form: asJSON},
+	{name: "df", typ: "dfloat", values: [2]string{"0.5", "-2e300"}, form: asFloat},
+	{name: "dby", typ: "dbytes", values: [2]string{`'\x00ff'`, `'\x'`}, want: [2]string{"00ff", ""}},
+	{name: "ddi", typ: "ddint", values: [2]string{"3", "4"}},
+	{name: "den", typ: "dmood", values: [2]string{"'happy'", "'so so'"}},
+	{name: "ct", typ: "citext", values: [2]string{"'MiXed'", "''"}},
+	{name: "act", typ: "citext[]", values: [2]string{"'{A,b}'", "'{}'"}, form: asJSON, want: [2]string{`["A","b"]`, "[]"}},
+	{name: "hs", typ: "hstore", values: [2]string{`'"a"=>"1", "b c"=>NULL'`, "''"}},
+	{name: "xm", typ: "xml", values: [2]string{"'<a>1</a>'", "'<b/>'"}},
+	{name: "ma8", typ: "macaddr8", values: [2]string{"'08:00:2b:01:02:03:04:05'", "'ff:ff:ff:ff:ff:ff:ff:ff'"}},
+	{name: "snap", typ: "pg_snapshot", values: [2]string{"'10:20:10,14'", "'1:1:'"}},
+	{name: "tdi", typ: "tid", values: [2]string{"'(0,1)'", "'(4294967295,65535)'"}},
 	{name: "da", typ: "dints", values: [2]string{"'{1,2}'", "'{}'"}, form: asJSON, want: [2]string{"[1,2]", "[]"}},
 	{name: "rg", typ: "int4range", values: [2]string{"'[1,5)'", "'empty'"}},
 	{name: "rt", typ: "tsrange", values: [2]string{`'["2024-01-01 00:00:00",infinity]'`, "'(,)'"}},
@@ -126,6 +137,12 @@ CREATE DOMAIN dday AS date;
 CREATE DOMAIN dint AS integer CHECK (VALUE > 0);
 CREATE DOMAIN dbool AS boolean;
 CREATE DOMAIN djson AS jsonb;
+CREATE DOMAIN dfloat AS double precision;
+CREATE DOMAIN dbytes AS bytea;
+CREATE DOMAIN ddint AS dint CHECK (VALUE < 100);
+CREATE DOMAIN dmood AS mood;
+CREATE EXTENSION citext;
+CREATE EXTENSION hstore;
 CREATE DOMAIN dints AS integer[];
 `
 
