@@ -296,7 +296,8 @@ func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watche
 		Brokers: c.Brokers, Group: c.Group, ClientID: daemon, Version: ops.Version().Version,
 		Routes: routes, Watcher: watcher, Incarnation: incarnation,
 		Start: partition.StartPolicy(c.Start), OnGap: partition.GapPolicy(c.OnGap),
-		Poison: partition.PoisonPolicy(c.Poison), Revoke: partition.RevokePolicy(c.Revoke),
+		Poison: partition.PoisonPolicy(c.Poison), DLQTopic: c.DLQTopic, PoisonLimit: c.PoisonLimit, PoisonWindow: c.PoisonWindow,
+		Revoke:       partition.RevokePolicy(c.Revoke),
 		DrainTimeout: c.DrainTimeout, RebalanceTimeout: c.RebalanceTimeout, SessionTimeout: c.SessionTimeout,
 		CommitInterval: c.CommitInterval, RequestLifetime: c.Feldera.RequestLifetime,
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
@@ -494,7 +495,14 @@ func (s *sink) showPartitions(st *partition.Status) {
 	if len(blocked) == 0 {
 		completing := ops.Check{OK: true, Message: "every partition goes on"}
 		for i := range st.Partitions {
-			if p := &st.Partitions[i]; p.Waits != "" {
+			switch p := &st.Partitions[i]; {
+			case p.Held != nil:
+				s.rt.Health.Set(checkPartitions, ops.Check{
+					Message: fmt.Sprintf("%s[%d] is held: %v", p.Topic, p.Partition, p.Held),
+					Hint:    whatToDo(p.Held, "it is tried again until it works; its offset does not move meanwhile"),
+				})
+				return
+			case p.Waits != "":
 				completing.Message = fmt.Sprintf("%s[%d] waits: %s", p.Topic, p.Partition, p.Waits)
 			}
 		}

@@ -35,6 +35,8 @@ const (
 	Earliest  = "earliest"
 	Latest    = "latest"
 	Skip      = "skip"
+	DLQ       = "dlq"
+	Continue  = "continue"
 	Drain     = "drain"
 	Abandon   = "abandon"
 )
@@ -105,8 +107,11 @@ type KafkaSink struct {
 	Group            string        `env:"KAFKASINK_GROUP" envDefault:"holdfast" form:"group" help:"Consumer group. Its committed offsets are the acknowledged positions."`
 	Topics           TopicMappings `env:"KAFKASINK_TOPICS,required" example:"orders=orders:json,items=items:json" help:"Topics to carry, separated by commas, each as topic=feldera_table:format. The format is json."`
 	Start            string        `env:"KAFKASINK_START" envDefault:"earliest" oneof:"earliest|latest|stop" help:"Where to begin on a partition for which the group has never committed: the oldest record, after the newest, or stop and ask."`
-	OnGap            string        `env:"KAFKASINK_ON_GAP" envDefault:"stop" oneof:"stop|earliest" help:"The records at the committed offset are gone (retention, truncation, a topic made anew): stop with the numbers, or go on from the oldest record and count the loss."`
-	Poison           string        `env:"KAFKASINK_POISON" envDefault:"stop" oneof:"stop|skip" help:"A record that can never be decoded: stop its partition while the others go on, or skip it and count it."`
+	OnGap            string        `env:"KAFKASINK_ON_GAP" envDefault:"stop" oneof:"stop|continue" help:"What comes next in the log is gone (retention, truncation, a topic made anew): stop with the numbers, or go on from the oldest record there is and count the gap."`
+	Poison           string        `env:"KAFKASINK_POISON" envDefault:"stop" oneof:"stop|dlq|skip" help:"A record that can never be delivered, since it cannot be decoded or Feldera refuses its row: stop its partition while the others go on; write it to KAFKASINK_DLQ_TOPIC and go on when it is there; or skip it and count it."`
+	DLQTopic         string        `env:"KAFKASINK_DLQ_TOPIC" form:"topic" example:"orders-dead" help:"Dead-letter topic for KAFKASINK_POISON=dlq, and for the verbs dlq list, show and redrive. It must exist, and be none of KAFKASINK_TOPICS."`
+	PoisonLimit      int           `env:"KAFKASINK_POISON_LIMIT" envDefault:"100" min:"1" max:"100000" help:"Most records of one topic that dlq or skip may set aside within KAFKASINK_POISON_WINDOW; one more stops its partition."`
+	PoisonWindow     time.Duration `env:"KAFKASINK_POISON_WINDOW" envDefault:"1m" min:"1s" max:"24h" help:"See KAFKASINK_POISON_LIMIT."`
 	Revoke           string        `env:"KAFKASINK_REVOKE" envDefault:"drain" oneof:"drain|abandon" help:"A partition is taken away: wait for the evidence on what was sent and commit it, or give it up at once and let the next owner send it again."`
 	DrainTimeout     time.Duration `env:"KAFKASINK_DRAIN_TIMEOUT" envDefault:"20s" min:"100ms" max:"15m" help:"Longest wait for evidence when a partition is taken away, and at a stop. What has no evidence then is sent again by the next owner."`
 	CommitInterval   time.Duration `env:"KAFKASINK_COMMIT_INTERVAL" envDefault:"1s" min:"10ms" max:"1m" help:"Time between offset commits."`
@@ -172,6 +177,12 @@ func LoadKafkaSink(environ []string) (*KafkaSink, error) {
 		"at least 2 x KAFKASINK_DRAIN_TIMEOUT", "KAFKASINK_DRAIN_TIMEOUT")
 	r.require(c.CAFile == "" || c.TLS, "KAFKASINK_CA_FILE", "is set although KAFKASINK_TLS is false",
 		"only together with KAFKASINK_TLS=true", "KAFKASINK_TLS")
+	r.require(c.Poison != DLQ || c.DLQTopic != "", "KAFKASINK_DLQ_TOPIC", "is not set although KAFKASINK_POISON is dlq",
+		"the name of a topic", "KAFKASINK_POISON")
+	for _, t := range c.Topics {
+		r.require(c.DLQTopic == "" || t.Topic != c.DLQTopic, "KAFKASINK_DLQ_TOPIC", "is one of KAFKASINK_TOPICS, so a bad record would come round for ever",
+			"a topic of its own", "KAFKASINK_TOPICS")
+	}
 	login := c.SASLMechanism != ""
 	r.require(!login || c.SASLUser != "", "KAFKASINK_SASL_USER", "is not set although KAFKASINK_SASL_MECHANISM is",
 		"a user name", "KAFKASINK_SASL_MECHANISM")

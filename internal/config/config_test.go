@@ -107,7 +107,7 @@ func TestDefaults(t *testing.T) {
 	wantKafka := &KafkaSink{
 		Feldera: want.Feldera, Brokers: []string{"k1:9092"}, Group: "holdfast",
 		Topics: TopicMappings{{Topic: "orders", Table: "orders", Format: FormatJSON}},
-		Start:  Earliest, OnGap: Stop, Poison: Stop, Revoke: Drain, DrainTimeout: 20 * time.Second,
+		Start:  Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
 		LaneMemory: 16 << 20, MemoryLimit: 256 << 20, SessionTimeout: 45 * time.Second, RebalanceTimeout: time.Minute,
 		AckOn: Completed, OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,

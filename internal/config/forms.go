@@ -34,6 +34,7 @@ func forms() map[string]form {
 		"pgname":   {"1 to 63 bytes of UTF-8 without control characters", checkPGName},
 		"brokers":  {"host:port, several separated by commas", checkBroker},
 		"group":    {"1 to 249 bytes of UTF-8 without control characters", checkGroup},
+		"topic":    {"1 to 249 of a to z, A to Z, 0 to 9, ., _ and -", checkTopic},
 		"text":     {"UTF-8 without control characters", checkPrintable},
 		"address":  {"host:port or :port, with a port from 0 to 65535", checkAddress},
 	}
@@ -193,6 +194,15 @@ func checkGroup(text string) error {
 		return wrong("is too long")
 	}
 	return checkPrintable(text)
+}
+
+func checkTopic(text string) error {
+	if len(text) > maxTopicName || text == "." || text == ".." || strings.ContainsFunc(text, func(c rune) bool {
+		return c >= utf8.RuneSelf || (!unicode.IsLetter(c) && !unicode.IsDigit(c) && !strings.ContainsRune("._-", c))
+	}) {
+		return wrong("is not a name that a topic can have")
+	}
+	return nil
 }
 
 func checkPrintable(text string) error {

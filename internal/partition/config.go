@@ -64,9 +64,9 @@ type GapPolicy string
 const (
 	// GapStop stops the partition and states the numbers.
 	GapStop GapPolicy = "stop"
-	// GapEarliest goes on at the earliest record there is after the gap, and
+	// GapContinue goes on at the earliest record there is after the gap, and
 	// counts it.
-	GapEarliest GapPolicy = "earliest"
+	GapContinue GapPolicy = "continue"
 )
 
 // PoisonPolicy says what happens to a record that can never be delivered.
@@ -76,6 +76,9 @@ type PoisonPolicy string
 const (
 	// PoisonStop stops the record's partition in front of it.
 	PoisonStop PoisonPolicy = "stop"
+	// PoisonDLQ writes the record to the dead-letter topic and, when every
+	// replica in sync has it there, passes over it.
+	PoisonDLQ PoisonPolicy = "dlq"
 	// PoisonSkip passes over the record, counted and logged.
 	PoisonSkip PoisonPolicy = "skip"
 )
@@ -121,7 +124,13 @@ type Config struct {
 	Start  StartPolicy  // StartEarliest
 	OnGap  GapPolicy    // GapStop
 	Poison PoisonPolicy // PoisonStop
-	Revoke RevokePolicy // RevokeDrain
+	// DLQTopic is the dead-letter topic of PoisonDLQ. It is not made by use.
+	DLQTopic string
+	// PoisonLimit (100) records of a topic may be set aside by PoisonDLQ or
+	// PoisonSkip within PoisonWindow (1m); one more stops its partition.
+	PoisonLimit  int
+	PoisonWindow time.Duration
+	Revoke       RevokePolicy // RevokeDrain
 
 	// DrainTimeout bounds how long a revocation or a shutdown waits for
 	// evidence (20s). RebalanceTimeout (60s) must be at least twice that: a
@@ -168,6 +177,8 @@ type Config struct {
 	Metrics *Metrics
 	// Options are added to the client's own, for hooks and dialers.
 	Options []kgo.Opt
+
+	breaker *breaker // outlives the sessions
 }
 
 // SASL is how to authenticate to the brokers.
@@ -194,6 +205,8 @@ func (c *Config) prepare() error {
 	orDefault(&c.Start, StartEarliest)
 	orDefault(&c.OnGap, GapStop)
 	orDefault(&c.Poison, PoisonStop)
+	orDefault(&c.PoisonLimit, 100)
+	orDefault(&c.PoisonWindow, time.Minute)
 	orDefault(&c.Revoke, RevokeDrain)
 	orDefault(&c.DrainTimeout, 20*time.Second)
 	orDefault(&c.RebalanceTimeout, time.Minute)
@@ -223,8 +236,10 @@ func (c *Config) prepare() error {
 	fault(c.Watcher == nil, "no watcher for completions")
 	fault(c.Logger == nil, "no logger")
 	fault(!slices.Contains([]StartPolicy{StartEarliest, StartLatest, StartStop}, c.Start), "start policy %q is not earliest, latest or stop", c.Start)
-	fault(!slices.Contains([]GapPolicy{GapStop, GapEarliest}, c.OnGap), "gap policy %q is not stop or earliest", c.OnGap)
-	fault(!slices.Contains([]PoisonPolicy{PoisonStop, PoisonSkip}, c.Poison), "poison policy %q is not stop or skip", c.Poison)
+	fault(!slices.Contains([]GapPolicy{GapStop, GapContinue}, c.OnGap), "gap policy %q is not stop or continue", c.OnGap)
+	fault(!slices.Contains([]PoisonPolicy{PoisonStop, PoisonDLQ, PoisonSkip}, c.Poison), "poison policy %q is not stop, dlq or skip", c.Poison)
+	fault(c.Poison == PoisonDLQ && c.DLQTopic == "", "poison policy dlq needs a dead-letter topic")
+	fault(c.PoisonLimit < 1 || c.PoisonWindow <= 0, "poison limit %d and window %v must be positive", c.PoisonLimit, c.PoisonWindow)
 	fault(!slices.Contains([]RevokePolicy{RevokeDrain, RevokeAbandon}, c.Revoke), "revocation policy %q is not drain or abandon", c.Revoke)
 	for name, d := range map[string]time.Duration{
 		"drain timeout": c.DrainTimeout, "session timeout": c.SessionTimeout, "heartbeat interval": c.HeartbeatInterval,
@@ -242,6 +257,7 @@ func (c *Config) prepare() error {
 	for _, r := range c.Routes {
 		fault(r.Topic == "" || r.Table == "" || r.Destination == nil || r.Decoder == nil, "topic %q: topic, table, destination and decoder must be given", r.Topic)
 		fault(seen[r.Topic], "topic %q is routed twice", r.Topic)
+		fault(c.DLQTopic != "" && r.Topic == c.DLQTopic, "topic %q is consumed and is the dead-letter topic: a bad record would come round for ever", r.Topic)
 		seen[r.Topic] = true
 	}
 	if c.SASL != nil {
@@ -249,6 +265,7 @@ func (c *Config) prepare() error {
 			faults = append(faults, err)
 		}
 	}
+	c.breaker = &breaker{limit: c.PoisonLimit, window: c.PoisonWindow}
 	return errors.Join(faults...)
 }
 

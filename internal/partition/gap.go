@@ -197,7 +197,7 @@ func diagnose(policy GapPolicy, f facts) remedy {
 			Why: why, Expected: fmt.Sprintf("a record at offset %d or later that follows what was read", f.next), Do: do, Err: f.err,
 		}
 	}
-	const goOn = "find out what was lost, then set KAFKASINK_ON_GAP=earliest to go on, or reload the table from its source"
+	const goOn = "find out what was lost, then set KAFKASINK_ON_GAP=continue to go on, or reload the table from its source"
 	switch {
 	case f.deleted:
 		return remedy{reason: gapDeleted, why: gap("the topic does not exist any more", "create the topic again, or take it out of KAFKASINK_TOPICS")}
@@ -235,7 +235,7 @@ func recreated(p place, next int64, oldID, newID string, start, end int64) *deco
 		Reason: decode.ReasonGap, What: "partition", Where: fmt.Sprintf("%s@%d", p, next),
 		Why:      fmt.Sprintf("the topic was deleted and made anew: its id was %s and is %s, and its offsets start over (the log has %d to %d)", oldID, newID, start, end),
 		Expected: "the topic that was read before",
-		Do:       "set KAFKASINK_ON_GAP=earliest to read the new topic from its start, or reset the group's offsets",
+		Do:       "set KAFKASINK_ON_GAP=continue to read the new topic from its start, or reset the group's offsets",
 	}
 }
 

@@ -43,7 +43,7 @@ func wantGap(t *testing.T, err error, parts ...string) {
 }
 
 func TestRetentionPassedThePosition(t *testing.T) {
-	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
+	for _, policy := range []GapPolicy{GapStop, GapContinue} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
 				t := w.t
@@ -54,7 +54,7 @@ func TestRetentionPassedThePosition(t *testing.T) {
 				if err := w.cluster.DeleteRecords(topic, 0, 9); err != nil {
 					t.Fatal(err)
 				}
-				if policy == GapEarliest {
+				if policy == GapContinue {
 					w.engine.forgive(first, 5, 6, 7, 8)
 				}
 				polls := w.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Observe: true, Count: -1})
@@ -96,7 +96,7 @@ func TestRetentionPassedThePosition(t *testing.T) {
 // While a partition is being consumed, its log is replaced by a shorter one
 // under the same name.
 func TestTopicMadeAnewWhileConsuming(t *testing.T) {
-	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
+	for _, policy := range []GapPolicy{GapStop, GapContinue} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
 				t := w.t
@@ -132,7 +132,7 @@ func TestTopicMadeAnewWhileConsuming(t *testing.T) {
 // The broker kept the group's offset under the topic's name, as those before
 // 4.2 do: only the note tells that it is another topic.
 func TestTopicMadeAnewWhileAway(t *testing.T) {
-	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
+	for _, policy := range []GapPolicy{GapStop, GapContinue} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
 				t := w.t
@@ -213,7 +213,7 @@ func (w *world) putOffset(topic string, partition int32, offset int64, metadata 
 }
 
 func TestPositionBeyondTheLog(t *testing.T) {
-	for _, policy := range []GapPolicy{GapStop, GapEarliest} {
+	for _, policy := range []GapPolicy{GapStop, GapContinue} {
 		t.Run(string(policy), func(t *testing.T) {
 			bubble(t, func(w *world) {
 				t := w.t
@@ -413,7 +413,7 @@ func TestDiagnose(t *testing.T) {
 			if c.to < 0 {
 				return // no policy goes on
 			}
-			if on := diagnose(GapEarliest, c.f); on.reason != c.reason || on.why != nil || on.to != c.to {
+			if on := diagnose(GapContinue, c.f); on.reason != c.reason || on.why != nil || on.to != c.to {
 				t.Fatalf("earliest: %+v", on)
 			}
 		})
@@ -442,7 +442,7 @@ func TestTakeOver(t *testing.T) {
 		"unclean":          {Config{}, situation{committed: 40, metadata: text(note{Offset: 40, Epoch: 4, Owner: "them"}), owner: "me"}, placement{offset: 40, committed: 40, epoch: 5, wait: "x"}, ""},
 		"unclean, own":     {Config{}, situation{committed: 40, metadata: text(note{Offset: 40, Epoch: 4, Owner: "me"}), owner: "me"}, placement{offset: 40, committed: 40, epoch: 5}, ""},
 		"recreated, stop":  {Config{OnGap: GapStop}, situation{committed: 40, metadata: text(good), topicID: [16]byte{8}}, placement{}, "made anew"},
-		"recreated, go on": {Config{OnGap: GapEarliest}, situation{committed: 40, metadata: text(good), topicID: [16]byte{8}, start: 2}, placement{offset: 2, committed: -1, epoch: 5, gap: gapRecreated}, ""},
+		"recreated, go on": {Config{OnGap: GapContinue}, situation{committed: 40, metadata: text(good), topicID: [16]byte{8}, start: 2}, placement{offset: 2, committed: -1, epoch: 5, gap: gapRecreated}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.at.place = first

@@ -22,6 +22,8 @@ type Metrics struct {
 	records     *prometheus.CounterVec // topic
 	sent        *prometheus.CounterVec // table
 	skipped     *prometheus.CounterVec // topic, reason
+	deadLetters *prometheus.CounterVec // topic, reason
+	stopped     *prometheus.CounterVec // topic, reason
 	dropped     *prometheus.CounterVec // cause
 	late        *prometheus.CounterVec // rung
 	commits     *prometheus.CounterVec // outcome
@@ -29,13 +31,15 @@ type Metrics struct {
 	drains      *prometheus.CounterVec // outcome
 	rebalances  prometheus.Counter
 	fetchErrors prometheus.Counter
+	// letterFailures counts the attempts to write a dead letter that failed.
+	letterFailures prometheus.Counter
 
 	consumer atomic.Pointer[Consumer]
 
 	mu     sync.Mutex
 	paused map[cause]time.Duration // pauses that have ended
 
-	lag, committedAt, position, inflightRecords, inflightBytes, assigned, lanes, pausedSeconds, rejoins *prometheus.Desc
+	lag, committedAt, position, inflightRecords, inflightBytes, assigned, lanes, heldLanes, pausedSeconds, rejoins *prometheus.Desc
 }
 
 const namespace = "kafkasink"
@@ -48,9 +52,14 @@ func newMetrics() *Metrics {
 		return prometheus.NewDesc(namespace+"_"+name, help, labels, nil)
 	}
 	return &Metrics{
-		records: counter("records_total", "Records received and admitted.", "topic"),
-		sent:    counter("sent_rows_total", "Changes in arrays that Feldera accepted.", "table"),
-		skipped: counter("skipped_records_total", "Records passed over by the poison policy skip.", "topic", "reason"),
+		records:     counter("records_total", "Records received and admitted.", "topic"),
+		sent:        counter("sent_rows_total", "Changes in arrays that Feldera accepted.", "table"),
+		skipped:     counter("skipped_records_total", "Records passed over by the poison policy skip.", "topic", "reason"),
+		deadLetters: counter("dead_letter_records_total", "Records passed over after the dead-letter topic had acknowledged them.", "topic", "reason"),
+		stopped:     counter("stopped_partitions_total", "Times that a partition stopped in front of a record or a gap, by reason.", "topic", "reason"),
+		letterFailures: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "dead_letter_failures_total", Help: "Attempts to write to the dead-letter topic that failed. The partition waits and tries again.",
+		}),
 		dropped: counter("dropped_records_total", "Records not admitted: fetched twice, for a partition that stopped, or for one that is not assigned. None of them is lost; they are read again if they were not delivered.", "cause"),
 		late:    counter("late_evidence_records_total", "Records whose evidence arrived after their partition was given up, by the rung they reached. It moved no position.", "rung"),
 		commits: counter("commits_total", "Partition offsets committed, by outcome: ok, unanswered, or Kafka's error name.", "outcome"),
@@ -70,6 +79,7 @@ func newMetrics() *Metrics {
 		inflightBytes:   desc("inflight_bytes", "Bytes of records received and not completed."),
 		assigned:        desc("assigned_partitions", "Partitions assigned to this member."),
 		lanes:           desc("partitions", "Assigned partitions by state.", "state"),
+		heldLanes:       desc("held_partitions", "Partitions that stand in front of a record until something outside answers: what the decoder needs, or the dead-letter topic.", "cause"),
 		pausedSeconds:   desc("paused_seconds_total", "Time that partitions were not fetched, summed over partitions.", "cause"),
 		rejoins:         desc("expulsions_total", "Times that the group expelled this member and it joined anew."),
 	}
@@ -92,7 +102,7 @@ func (m *Metrics) addPaused(why cause, d time.Duration) {
 }
 
 func (m *Metrics) counters() []prometheus.Collector {
-	return []prometheus.Collector{m.records, m.sent, m.skipped, m.dropped, m.late, m.commits, m.gaps, m.drains, m.rebalances, m.fetchErrors}
+	return []prometheus.Collector{m.records, m.sent, m.skipped, m.deadLetters, m.stopped, m.letterFailures, m.dropped, m.late, m.commits, m.gaps, m.drains, m.rebalances, m.fetchErrors}
 }
 
 // Describe implements prometheus.Collector.
@@ -100,7 +110,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.counters() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{m.lag, m.committedAt, m.position, m.inflightRecords, m.inflightBytes, m.assigned, m.lanes, m.pausedSeconds, m.rejoins} {
+	for _, d := range []*prometheus.Desc{m.lag, m.committedAt, m.position, m.inflightRecords, m.inflightBytes, m.assigned, m.lanes, m.heldLanes, m.pausedSeconds, m.rejoins} {
 		ch <- d
 	}
 }
@@ -133,12 +143,16 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 
 	var records int
 	var bytes int64
+	holds := make(map[holdCause]int, len(holdCauses))
 	states := map[string]int{lane.Live.String(): 0, lane.Blocked.String(): 0, lane.Draining.String(): 0}
 	for i := range st.Partitions {
 		p := &st.Partitions[i]
 		records += p.QueuedRecords + p.InFlightRecords
 		bytes += p.QueuedBytes + p.InFlightBytes
 		states[p.State.String()]++
+		if p.Held != nil {
+			holds[p.heldBy]++
+		}
 		if p.NotTaken {
 			continue
 		}
@@ -159,6 +173,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.inflightRecords, float64(records))
 	gauge(m.inflightBytes, float64(bytes))
 	gauge(m.assigned, float64(st.Assigned))
+	for _, why := range holdCauses {
+		gauge(m.heldLanes, float64(holds[why]), string(why))
+	}
 	for state, n := range states {
 		gauge(m.lanes, float64(n), state)
 	}

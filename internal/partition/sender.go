@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +31,10 @@ type sender struct {
 	buf   []lane.Record
 	open  *batch    // sent, and the outcome is unknown
 	hold  time.Time // when the outcome of open can no longer change
+	// halves is what is left of a refused batch, the next to be built last. It
+	// is bounded by the logarithm of the batch's records.
+	halves  [][]share
+	suspect suspect
 
 	mu    sync.Mutex
 	lanes []*held
@@ -59,8 +63,9 @@ type part struct {
 // position may move past it, not when it is seen: a batch can be built twice.
 type skip struct {
 	place
-	offset int64
-	why    *decode.Refusal
+	offset       int64
+	why          *decode.Refusal
+	deadLettered bool
 }
 
 func newSender(s *session, name string, dest Destination) *sender {
@@ -97,6 +102,10 @@ func (t *sender) leave(h *held) {
 	if t.current != nil && slices.ContainsFunc(t.current.parts, func(p part) bool { return p.h == h }) {
 		t.cancel(errLaneDied)
 	}
+	if h.stall != nil && h.stall.cancel != nil {
+		h.stall.cancel()
+	}
+	h.stall = nil
 	t.mu.Unlock()
 	t.poke()
 }
@@ -151,11 +160,19 @@ func (t *sender) turn(ctx context.Context) (time.Duration, error) {
 	if full || t.s.member.remaining(now) <= 0 {
 		return untilPoked, nil
 	}
-	ready, wait := t.ready(now)
-	if len(ready) == 0 {
-		return wait, nil
+	var b *batch
+	var err error
+	if n := len(t.halves); n > 0 {
+		shares := t.halves[n-1]
+		t.halves = t.halves[:n-1]
+		b, err = t.buildHalf(ctx, shares, now)
+	} else {
+		ready, wait := t.ready(now)
+		if len(ready) == 0 {
+			return wait, nil
+		}
+		b, err = t.build(ctx, ready, now)
 	}
-	b, err := t.build(ready, now)
 	if err != nil || b == nil {
 		return 0, err
 	}
@@ -186,6 +203,12 @@ func (t *sender) ready(now time.Time) ([]waiting, time.Duration) {
 	pressed := false
 	for _, h := range lanes {
 		n, size, since := h.lane.Waiting(now)
+		if n > 0 {
+			if early, is := t.stalled(h, now); is {
+				wait = min(wait, early)
+				continue
+			}
+		}
 		if n == 0 {
 			if early := h.lane.NotBefore().Sub(now); early > 0 {
 				wait = min(wait, early)
@@ -215,7 +238,7 @@ func (t *sender) ready(now time.Time) ([]waiting, time.Duration) {
 
 // build fills the array from the lanes and takes from each what it gave. A nil
 // batch means that something changed meanwhile and it is to be tried again.
-func (t *sender) build(ready []waiting, now time.Time) (*batch, error) {
+func (t *sender) build(ctx context.Context, ready []waiting, now time.Time) (*batch, error) {
 	t.array.Reset()
 	b := &batch{}
 	rowsLeft := t.s.cfg.BatchRows
@@ -226,30 +249,62 @@ func (t *sender) build(ready []waiting, now time.Time) (*batch, error) {
 			break
 		}
 		limit := t.array.Bytes() + max(bytesLeft/lanesLeft, 1)
-		n, stop := t.fill(b, w.h, max(rowsLeft/lanesLeft, 1), limit, now)
-		if n > 0 {
-			rg, err := w.h.lane.Take(n)
-			if err != nil {
-				// The lane died while its records were being added, and they
-				// cannot be taken out of the array again.
-				t.giveBack(b)
-				if errors.Is(err, lane.ErrDead) {
-					return nil, nil
-				}
-				return nil, err
-			}
-			b.parts = append(b.parts, part{w.h, rg})
-			rowsLeft -= n
+		n, err := t.addFrom(ctx, b, share{w.h, max(rowsLeft/lanesLeft, 1)}, limit, now)
+		if err != nil {
+			return nil, t.dropped(b, err)
 		}
-		if stop != nil {
-			t.s.block(w.h, stop.offset, stop.err)
+		rowsLeft -= n
+	}
+	return t.built(b), nil
+}
+
+// buildHalf builds an array of a part of one that was refused. Lanes that may
+// not send now are left out.
+func (t *sender) buildHalf(ctx context.Context, shares []share, now time.Time) (*batch, error) {
+	t.array.Reset()
+	b := &batch{}
+	for _, sh := range shares {
+		if _, is := t.stalled(sh.h, now); is {
+			continue
+		}
+		if _, err := t.addFrom(ctx, b, sh, math.MaxInt, now); err != nil {
+			return nil, t.dropped(b, err)
 		}
 	}
-	b.rows = t.array.Rows()
-	if len(b.parts) == 0 {
-		return nil, nil
+	return t.built(b), nil
+}
+
+// addFrom adds a lane's share to the array and takes it.
+func (t *sender) addFrom(ctx context.Context, b *batch, sh share, bytes int, now time.Time) (int, error) {
+	n, stop := t.fill(ctx, b, sh.h, sh.records, bytes, now)
+	if n > 0 {
+		rg, err := sh.h.lane.Take(n)
+		if err != nil {
+			return 0, err
+		}
+		b.parts = append(b.parts, part{sh.h, rg})
 	}
-	return b, nil
+	if stop != nil {
+		t.s.block(sh.h, stop.offset, stop.err)
+	}
+	return n, nil
+}
+
+// dropped gives up a batch under construction. Where a lane died while its
+// records were being added, they cannot be taken out of the array again.
+func (t *sender) dropped(b *batch, err error) error {
+	t.giveBack(b)
+	if errors.Is(err, lane.ErrDead) {
+		return nil
+	}
+	return err
+}
+
+func (t *sender) built(b *batch) *batch {
+	if b.rows = t.array.Rows(); len(b.parts) == 0 {
+		return nil
+	}
+	return b
 }
 
 // halt is a record that stops its lane.
@@ -260,7 +315,7 @@ type halt struct {
 
 // fill adds records of one lane to the array, up to limit records or until
 // the array has bytes bytes, and says how many were used up.
-func (t *sender) fill(b *batch, h *held, limit, bytes int, now time.Time) (used int, stop *halt) {
+func (t *sender) fill(ctx context.Context, b *batch, h *held, limit, bytes int, now time.Time) (used int, stop *halt) {
 	t.buf = h.lane.Peek(t.buf[:0], limit, now)
 	defer func() { clear(t.buf) }() // the values would keep their fetch buffers alive
 	for i := range t.buf {
@@ -268,43 +323,32 @@ func (t *sender) fill(b *batch, h *held, limit, bytes int, now time.Time) (used 
 			break
 		}
 		r := &t.buf[i]
-		pos := decode.Position{Topic: h.topic, Partition: h.partition, Offset: r.Offset}
-		ch, err := h.route.Decoder.Decode(&decode.Record{Key: r.Key, Value: r.Value, Headers: r.Headers, Time: r.Time, Position: pos})
-		if err == nil && ch != nil {
-			err = t.array.Add(ch)
-		}
-		if err != nil {
-			var poison *decode.Refusal
-			if !errors.As(err, &poison) || t.s.cfg.Poison == PoisonStop {
-				return used, &halt{r.Offset, t.stops(pos, err)}
+		if err := t.add(h, r); err != nil {
+			switch verdict, err := t.setAside(ctx, b, h, r, err, now); verdict {
+			case passOver:
+			case waitFor:
+				return used, nil
+			case stopAt:
+				return used, &halt{r.Offset, err}
 			}
-			b.skips = append(b.skips, skip{h.place, r.Offset, poison})
 		}
+		t.moved(h, r.Offset)
 		used++
 	}
 	return used, nil
 }
 
-// stops gives the reason for which a record stops its partition, with its
-// position and with all there is to do about it.
-func (t *sender) stops(pos decode.Position, err error) error {
-	if poison, ok := err.(*decode.Refusal); ok { //nolint:errorlint // one inside another error is not ours to amend
-		const skip = "set KAFKASINK_POISON=skip to leave such records out, counted"
-		amended := *poison
-		if amended.Do != "" {
-			amended.Do += "; or " + skip
-		} else {
-			amended.Do = skip
-		}
-		err = &amended
-		if strings.Contains(amended.Where, pos.String()) { // said already
-			if strings.Contains(amended.Where, "table ") {
-				return err
-			}
-			return fmt.Errorf("table %q: %w", t.name, err)
-		}
+// add decodes a record and adds its row, if it has one, to the array.
+func (t *sender) add(h *held, r *lane.Record) error {
+	if why := h.condemned[r.Offset]; why != nil {
+		return why
 	}
-	return fmt.Errorf("record %s for table %q: %w", pos, t.name, err)
+	pos := decode.Position{Topic: h.topic, Partition: h.partition, Offset: r.Offset}
+	ch, err := h.route.Decoder.Decode(&decode.Record{Key: r.Key, Value: r.Value, Headers: r.Headers, Time: r.Time, Position: pos})
+	if err == nil && ch != nil {
+		err = t.array.Add(ch)
+	}
+	return err
 }
 
 // giveBack returns what a batch took. Its records come again, first.
@@ -326,6 +370,7 @@ func (t *sender) pass(b *batch) error {
 			return err
 		}
 	}
+	t.passed(b)
 	t.reportSkips(b)
 	t.s.changed.ring()
 	t.s.applyPauses()
@@ -358,8 +403,12 @@ func (t *sender) send(ctx context.Context, b *batch) error {
 		return nil
 	case errors.As(err, &changed):
 		return changed
-	case errors.As(err, &refused):
+	case errors.As(err, &refused) && refused.Reason == decode.ReasonRejected:
 		// Known to be not applied: an array is all or nothing.
+		t.isolate(b, refused)
+		t.giveBack(b)
+		return nil
+	case errors.As(err, &refused):
 		t.block(refused)
 		t.giveBack(b)
 		return nil
@@ -430,6 +479,7 @@ func (t *sender) accepted(b *batch, tok feldera.Token) {
 			t.late(err, "accepted", p.rg.Records)
 		}
 	}
+	t.passed(b)
 	t.reportSkips(b)
 	t.s.cfg.Metrics.sent.WithLabelValues(t.name).Add(float64(b.rows))
 	t.s.cfg.Watcher.Watch(tok, func(e feldera.Evidence) { t.evidence(b, e) })
@@ -494,18 +544,35 @@ func (t *sender) block(why error) {
 
 // reportSkips counts the records that were passed over by policy.
 func (t *sender) reportSkips(b *batch) {
+	now := time.Now()
 	for _, k := range b.skips {
-		t.s.cfg.Metrics.skipped.WithLabelValues(k.topic, string(k.why.Reason)).Inc()
-		if missed, ok := t.s.limiter.ok("skip", time.Second, time.Now()); ok {
-			t.s.log.WarnContext(t.s.life, "record skipped", slog.String("topic", k.topic), slog.Int64("partition", int64(k.partition)),
-				slog.Int64("offset", k.offset), slog.String("reason", string(k.why.Reason)), slog.Int("more_since_last_line", missed), slog.Any("err", k.why))
+		t.s.breaker.count(k.topic, now)
+		counter, kind := t.s.cfg.Metrics.skipped, "skip"
+		if k.deadLettered {
+			counter, kind = t.s.cfg.Metrics.deadLetters, "dead letter"
+		}
+		counter.WithLabelValues(k.topic, string(k.why.Reason)).Inc()
+		if missed, ok := t.s.limiter.ok(kind, time.Second, now); ok {
+			t.s.log.WarnContext(t.s.life, "record set aside", slog.String("topic", k.topic), slog.Int64("partition", int64(k.partition)),
+				slog.Int64("offset", k.offset), slog.String("reason", string(k.why.Reason)), slog.Bool("dead_letter", k.deadLettered),
+				slog.Int("more_since_last_line", missed), slog.Any("err", k.why))
 		}
 	}
+}
+
+// reasonOf gives an error's label: its reason, or "other" for one that has none.
+func reasonOf(err error) string {
+	var r *decode.Refusal
+	if errors.As(err, &r) {
+		return string(r.Reason)
+	}
+	return "other"
 }
 
 // block stops one lane in front of a record.
 func (s *session) block(h *held, offset int64, why error) {
 	if h.lane.Block(offset, why) {
+		s.cfg.Metrics.stopped.WithLabelValues(h.topic, reasonOf(why)).Inc()
 		s.log.ErrorContext(s.life, "partition stopped", slog.String("topic", h.topic), slog.Int64("partition", int64(h.partition)),
 			slog.Int64("offset", offset), slog.Any("err", why))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,17 +18,13 @@ import (
 )
 
 func TestPoisonStopsItsPartitionOnly(t *testing.T) {
-	for value, says := range map[string]string{"bad": "it is bad", "odd": "the registry is away"} {
+	for value, says := range map[string]string{"bad": "it is bad", "reject": "the pipeline says no"} {
 		t.Run(value, func(t *testing.T) {
 			bubble(t, func(w *world) {
 				t := w.t
 				w.produce(topic, 0, "row", "row", value, "row")
 				w.fill(topic, 1, 4)
-				m := w.start(func(c *Config) {
-					if value == "odd" {
-						c.Poison = PoisonSkip // it is not the record's fault
-					}
-				})
+				m := w.start(nil)
 				w.eventually("what lies before it is committed", func() bool { return w.committed(first) == 2 })
 				w.eventually("the other goes on", func() bool { return w.committed(place{topic, 1}) == 4 })
 				w.fill(topic, 1, 4)
@@ -37,7 +34,7 @@ func TestPoisonStopsItsPartitionOnly(t *testing.T) {
 				if p.State != lane.Blocked || p.Block.At != 2 || p.Paused != "blocked" || p.QueuedRecords != 0 {
 					t.Fatalf("partition %+v", p)
 				}
-				wantText(t, p.Block.Err, says, "orders[0]@2", `table "orders"`)
+				wantText(t, p.Block.Err, says, "orders[0]@2", "table ")
 				if got := w.engine.arrived(first); !slices.Equal(got, []int64{0, 1}) {
 					t.Errorf("rows %v arrived", got)
 				}
@@ -78,6 +75,40 @@ func TestPoisonSkip(t *testing.T) {
 			t.Fatal(err)
 		}
 	}, kfake.SeedTopics(1, topic))
+}
+
+// A decoder that lacks something has no verdict on the record: whatever the
+// policy, the partition waits, says so and goes on when it can.
+func TestDecoderThatLacksSomethingHoldsItsPartitionOnly(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		w.produce(topic, 0, "row", "odd", "row")
+		w.fill(topic, 1, 4)
+		var mended atomic.Bool
+		m := w.start(func(c *Config) {
+			c.Poison = PoisonSkip
+			c.Routes[0].Decoder = plainDecoder{mended: &mended}
+		})
+		w.eventually("what lies before it is committed", func() bool { return w.committed(first) == 1 })
+		w.eventually("the other goes on", func() bool { return w.committed(place{topic, 1}) == 4 })
+		w.pass(5 * time.Minute)
+		p, _ := m.partition(first)
+		wantText(t, p.Held, "the registry is away", "orders[0]@1")
+		if p.Block != nil || m.metric("kafkasink_held_partitions", "cause=decoder") != 1 {
+			t.Errorf("partition %+v", p)
+		}
+		if _, all := ptr(m.Snapshot()).AllStopped(); all {
+			t.Error("it counts as stopped")
+		}
+		mended.Store(true)
+		w.eventually("it goes on", func() bool { return w.committed(first) == 3 })
+		if p, _ = m.partition(first); p.Held != nil {
+			t.Errorf("still held: %v", p.Held)
+		}
+		if err := m.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}, kfake.SeedTopics(2, topic))
 }
 
 func TestRefusedTableStopsItsPartitionsOnly(t *testing.T) {

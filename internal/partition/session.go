@@ -58,6 +58,9 @@ type session struct {
 	commitMu sync.Mutex
 	noNotes  bool // the broker refuses our metadata; under commitMu
 
+	breaker *breaker
+	letters *deadLetters // nil unless the policy is dlq
+
 	pauseMu sync.Mutex
 	paused  map[place]pause // what the client was told; under pauseMu
 	over    bool            // the total is above its limit; under pauseMu
@@ -113,6 +116,14 @@ type held struct {
 	trouble *trouble
 	// waits tells why nothing is sent before lane.NotBefore.
 	waits string
+
+	// condemned are records that the pipeline refused when they stood alone. It
+	// belongs to the sender's goroutine.
+	condemned map[int64]*decode.Refusal
+	// stall, and letters, the records that are in the dead-letter topic, are
+	// under sender.mu. Both are forgotten as the lane passes them.
+	stall   *stall
+	letters map[int64]bool
 }
 
 // newSession makes a session that is connected to nothing.
@@ -128,6 +139,7 @@ func newSession(cfg *Config) *session {
 		kick:  make(chan struct{}, 1), mend: make(chan struct{}, 1),
 	}
 	s.changed.init()
+	s.breaker = cfg.breaker
 	s.member = &membership{session: cfg.SessionTimeout, margin: cfg.SessionMargin, renewed: s.wakeSenders}
 	for i := range cfg.Routes {
 		r := &cfg.Routes[i]
@@ -158,6 +170,12 @@ func (s *session) run(ctx context.Context) error {
 		return fmt.Errorf("make client: %w", err)
 	}
 	s.admin = kadm.NewClient(s.client)
+	if s.cfg.Poison == PoisonDLQ {
+		if s.letters, err = newDeadLetters(life, s.cfg); err != nil {
+			s.client.CloseAllowingRebalance()
+			return err
+		}
+	}
 	close(s.ready)
 
 	var work sync.WaitGroup
@@ -193,6 +211,7 @@ func (s *session) run(ctx context.Context) error {
 	// A request in flight is never cut, so this takes up to one request
 	// time-out where the destination hangs.
 	work.Wait()
+	s.letters.close()
 
 	// Close waits for the group to be left and has no bound of its own; a
 	// leave that was given up makes it immediate.

@@ -51,6 +51,10 @@ type PartitionStatus struct {
 	FetchErr error
 	// Waits is why nothing is sent before NotBefore.
 	Waits string
+	// Held is why the partition stands in front of a record until something
+	// outside answers; it is being tried again.
+	Held   error
+	heldBy holdCause
 	// Lag is the log's end less the committed offset, in offsets; meaningless
 	// unless LagKnown. LogStart and LogEnd are as known as it is.
 	Lag, LogStart, LogEnd int64
@@ -142,6 +146,11 @@ func (c *Consumer) Snapshot() Status {
 		if now.Before(h.lane.NotBefore()) {
 			ps.Waits = h.waits
 		}
+		h.sender.mu.Lock()
+		if h.stall != nil && h.stall.err != nil {
+			ps.Held, ps.heldBy = h.stall.err, h.stall.what
+		}
+		h.sender.mu.Unlock()
 		if b, ok := s.ends[p]; ok && ps.Committed != lane.NoCommit {
 			ps.LogStart, ps.LogEnd, ps.LagKnown = b.start, b.end, true
 			// A commit below the log's start has nothing to read there.

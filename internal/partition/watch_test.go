@@ -76,7 +76,7 @@ func TestAllStopped(t *testing.T) {
 		w.engine.release()
 		w.eventually("all stopped", func() bool { _, all := allStopped(m); return all })
 		why, _ := allStopped(m)
-		if !strings.Contains(why.Error(), "KAFKASINK_POISON=skip") || !strings.Contains(why.Error(), first.String()) {
+		if !strings.Contains(why.Error(), "KAFKASINK_POISON=dlq") || !strings.Contains(why.Error(), first.String()) {
 			t.Errorf("it says: %v", why)
 		}
 		if err := m.stop(); err != nil {

@@ -432,11 +432,15 @@ func (l *line) cut(down bool) {
 }
 
 // plainDecoder makes a row of every value but these: "bad" is poison, "odd"
-// fails without saying that the record is to blame, "none" needs nothing.
-type plainDecoder struct{}
+// fails without saying that the record is to blame until mended is set, "none"
+// needs nothing. A row of "reject" is refused by the pipeline.
+type plainDecoder struct{ mended *atomic.Bool }
 
-func (plainDecoder) Decode(rec *decode.Record) (*decode.OrderChange, error) {
+func (d plainDecoder) Decode(rec *decode.Record) (*decode.OrderChange, error) {
 	value, pos := rec.Value, rec.Position
+	if string(value) == "odd" && d.mended != nil && d.mended.Load() {
+		value = []byte("row")
+	}
 	switch string(value) {
 	case "bad":
 		return nil, &decode.Refusal{Reason: decode.ReasonMalformed, What: "record value", Where: pos.String(), Why: "it is bad"}
@@ -492,7 +496,7 @@ func (e *engine) produced(at place, offset int64, value string) {
 	if e.want[at] == nil {
 		e.want[at] = map[int64]bool{}
 	}
-	e.want[at][offset] = value == "row" || value == "bad" || value == "odd"
+	e.want[at][offset] = value == "row" || value == "bad" || value == "odd" || value == "reject"
 }
 
 // forgive says that an offset needs no completion: it is skipped by policy.
@@ -661,6 +665,9 @@ func (t *table) Send(ctx context.Context, a Array) (feldera.Token, error) {
 		t.engine.t.Errorf("sent %T", a)
 		return feldera.Token{}, errors.New("not an array of this table")
 	}
+	if sent.rejects {
+		return feldera.Token{}, &decode.Refusal{Reason: decode.ReasonRejected, What: "rows", Where: "table " + t.name, Why: "the pipeline says no"}
+	}
 	rows := slices.Clone(sent.rows)
 	for _, p := range rows {
 		at := place{p.Topic, p.Partition}
@@ -677,18 +684,22 @@ func until(ctx context.Context, _ int) error {
 	return fmt.Errorf("the destination is away: %w", context.Cause(ctx))
 }
 
-type fakeArray struct{ rows []decode.Position }
+type fakeArray struct {
+	rows    []decode.Position
+	rejects bool // one of the rows is refused
+}
 
 func (a *fakeArray) Add(ch *decode.OrderChange) error {
 	if string(ch.After[0].Bytes) == "huge" {
 		return &decode.Refusal{Reason: decode.ReasonValue, What: "insert", Where: ch.Position.String(), Why: "no column can hold it"}
 	}
+	a.rejects = a.rejects || string(ch.After[0].Bytes) == "reject"
 	a.rows = append(a.rows, ch.Position)
 	return nil
 }
 func (a *fakeArray) Rows() int  { return len(a.rows) }
 func (a *fakeArray) Bytes() int { return 2 + 100*len(a.rows) }
-func (a *fakeArray) Reset()     { a.rows = a.rows[:0] }
+func (a *fakeArray) Reset()     { a.rows, a.rejects = a.rows[:0], false }
 
 // ascending checks the order of what arrived: strictly up, but for replays
 // that begin again at an offset that had arrived before.
@@ -718,3 +729,14 @@ func (w testWriter) Write(p []byte) (int, error) {
 }
 
 var _ io.Writer = testWriter{}
+
+// named gives the topic of an id.
+func (w *world) named(id [16]byte) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ids[id]
+}
+
+func rejection() error {
+	return &decode.Refusal{Reason: decode.ReasonRejected, What: "rows", Why: "the pipeline says no"}
+}

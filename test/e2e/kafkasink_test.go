@@ -22,7 +22,7 @@ import (
 func TestKafkasink(t *testing.T) {
 	t.Parallel()
 	kafka := harness.NeedKafka(t, harness.KafkaOptions{})
-	for name, run := range map[string]func(*sinkWorld){
+	sinkCases(t, kafka, map[string]func(*sinkWorld){
 		"waits for a checkpoint when told to":  sinkDurable,
 		"carries rows and tombstones":          sinkCarries,
 		"waits for completion":                 sinkWaitsForCompletion,
@@ -43,18 +43,7 @@ func TestKafkasink(t *testing.T) {
 		"a paused pipeline is shown":           sinkPausedPipeline,
 		"an idle sink sees a restart":          sinkIdleSeesRestart,
 		"a second signal cuts the request":     sinkSecondSignal,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := &sinkWorld{t: t, kafka: kafka, sim: startSim(t, felderasim.Options{})}
-			w.topic = "t-" + regexp.MustCompile(`[^a-z]+`).ReplaceAllString(strings.ToLower(name), "-")
-			w.group = "g-" + w.topic
-			if err := kafka.CreateTopic(t.Context(), w.topic, 3, nil); err != nil {
-				t.Fatal(err)
-			}
-			run(w)
-		})
-	}
+	})
 }
 
 type sinkWorld struct {
@@ -272,7 +261,7 @@ func sinkSkips(w *sinkWorld) {
 	w.wantRows([]string{"2", "good", "2.5"})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := d.WaitLog(ctx, regexp.MustCompile(`skipped.*offset=0`)); err != nil {
+	if _, err := d.WaitLog(ctx, regexp.MustCompile(`set aside.*offset=0`)); err != nil {
 		t.Error(err)
 	}
 }
