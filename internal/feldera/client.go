@@ -340,19 +340,24 @@ func (c *Client) answerError(ctx context.Context, cl call, resp *http.Response, 
 		e.Err = fmt.Errorf("read the answer: %w", transportCause(ctx, readErr))
 	}
 	if resp.StatusCode > 299 {
-		e.decodeError(body)
-		e.Message = c.redact(e.Message)
+		e.decodeError(body, cl.body, c.redact)
 	}
 	return e
 }
 
 // badAnswer is the error for a 2xx answer whose body is not what the contract
 // says.
-func badAnswer(cl call, body []byte, err error) *Error {
+func (c *Client) badAnswer(cl call, body []byte, err error) *Error {
 	return &Error{
 		Endpoint: cl.endpoint, Status: http.StatusOK, Mutates: cl.mutates, Sent: true,
-		Err: fmt.Errorf("the answer is not the promised JSON (%w), it begins %q", err, clip(string(body[:min(len(body), 80)]), 80)),
+		Err: fmt.Errorf("the answer is not the promised JSON (%s), it begins %q", c.excerpt([]byte(err.Error()), maxMessage), c.excerpt(body, 80)),
 	}
+}
+
+// excerpt gives the beginning of what a server wrote, without secrets: they
+// are taken out before the cut, which could leave half of one.
+func (c *Client) excerpt(b []byte, limit int) string {
+	return clip(c.redact(string(b[:min(len(b), limit+maxKeyBytes)])), limit)
 }
 
 // getJSON reads a GET's answer into out.
@@ -363,7 +368,7 @@ func (c *Client) getJSON(ctx context.Context, cl call, out any) error {
 		return err
 	}
 	if err := json.Unmarshal(body, out); err != nil {
-		return badAnswer(cl, body, err)
+		return c.badAnswer(cl, body, err)
 	}
 	return nil
 }

@@ -336,7 +336,7 @@ func (c *Client) completion(ctx context.Context, tok Token) (completionStatus, e
 	case b.Status == "inprogress":
 		return completionStatus{step: b.Step}, nil
 	}
-	return completionStatus{}, badAnswer(cl, nil, fmt.Errorf("status %q with step %v is not of the contract", clip(b.Status, 40), b.Step != nil))
+	return completionStatus{}, c.badAnswer(cl, nil, fmt.Errorf("status %q with step %v is not of the contract", clip(b.Status, 40), b.Step != nil))
 }
 
 // statusTimeout is above the manager's own 10 s for such questions.

@@ -194,10 +194,10 @@ func (d *Durability) request(ctx context.Context, expected string) (uint64, erro
 		Incarnation string  `json:"incarnation_uuid"`
 	}
 	if err := json.Unmarshal(body, &b); err != nil {
-		return 0, badAnswer(cl, body, err)
+		return 0, d.c.badAnswer(cl, body, err)
 	}
 	if b.Sequence == nil {
-		return 0, badAnswer(cl, body, errors.New("checkpoint_sequence_number is missing"))
+		return 0, d.c.badAnswer(cl, body, errors.New("checkpoint_sequence_number is missing"))
 	}
 	if b.Incarnation != "" && b.Incarnation != expected {
 		return 0, &IncarnationChanged{Was: expected, Now: clip(b.Incarnation, maxIncarnation)}
@@ -235,7 +235,7 @@ func (d *Durability) finished(ctx context.Context, expected string, seq uint64) 
 		return true, d.c.sameIncarnation(s.Incarnation)
 	}
 	if b.Failure != nil && b.Failure.Sequence >= seq {
-		return true, fmt.Errorf("%w: %s", errCheckpoint, clip(d.c.redact(b.Failure.Error), maxMessage))
+		return true, fmt.Errorf("%w: %s", errCheckpoint, d.c.excerpt([]byte(b.Failure.Error), maxMessage))
 	}
 	return false, nil
 }

@@ -99,8 +99,10 @@ type Error struct {
 	// Err is the cause: what the transport or the reading of the answer said.
 	Err error
 
-	// rows are the parse errors of an ingress answer, bounded.
-	rows []rowFault
+	// rows are the first parse errors of an ingress answer, bounded, and blame
+	// says whose bytes all of them are about.
+	rows  []rowFault
+	blame blame
 }
 
 // rowFault is one entry of details.errors in a ParseErrors answer.
@@ -251,6 +253,9 @@ var tolerant = json.JoinOptions(jsontext.AllowInvalidUTF8(true), jsontext.AllowD
 const (
 	// maxMessage bounds a server's message in errors and logs, in bytes.
 	maxMessage = 500
+	// maxUnread bounds what is looked at of an answer that is not understood:
+	// more than maxMessage, so that no secret is cut in two before it is found.
+	maxUnread = maxMessage + maxKeyBytes
 	// maxFragment bounds the fragment of a refused row in an error, in bytes.
 	maxFragment = 200
 	// maxRowFaults is how many parse errors of one answer are kept.
@@ -258,8 +263,10 @@ const (
 )
 
 // decodeError fills e from an error answer's body, whatever that is: JSON of
-// the servers, HTML of a proxy, or noise.
-func (e *Error) decodeError(body []byte) {
+// the servers, HTML of a proxy, or noise. sent is the request's body. clean
+// takes secrets out of a text; it comes before the cutting, which could leave
+// half of one.
+func (e *Error) decodeError(body, sent []byte, clean func(string) string) {
 	var b errorBody
 	if err := json.Unmarshal(body, &b, tolerant); err != nil {
 		// details differ by error and are not to be relied on: what stands
@@ -269,20 +276,21 @@ func (e *Error) decodeError(body []byte) {
 			ErrorCode string `json:"error_code"`
 		}
 		if json.Unmarshal(body, &head, tolerant) != nil {
-			e.Message = clip("answer is not the server's JSON: "+string(body[:min(len(body), maxMessage)]), maxMessage)
+			e.Message = clip("answer is not the server's JSON: "+clean(string(body[:min(len(body), maxUnread)])), maxMessage)
 			return
 		}
 		b.Message, b.ErrorCode = head.Message, head.ErrorCode
 	}
-	e.Message, e.Code = clip(b.Message, maxMessage), clip(b.ErrorCode, 100)
+	e.Message, e.Code = clip(clean(b.Message), maxMessage), clip(clean(b.ErrorCode), 100)
+	e.blame = blamed(sent, b.Details.NumErrors, b.Details.Errors)
 	for _, row := range b.Details.Errors[:min(len(b.Details.Errors), maxRowFaults)] {
-		row.Description = clip(row.Description, maxMessage)
+		row.Description = clip(clean(row.Description), maxMessage)
 		if row.InvalidText != nil {
-			text := clip(*row.InvalidText, maxFragment)
+			text := clip(clean(*row.InvalidText), maxFragment)
 			row.InvalidText = &text
 		}
 		if row.Field != nil {
-			field := clip(*row.Field, 100)
+			field := clip(clean(*row.Field), 100)
 			row.Field = &field
 		}
 		e.rows = append(e.rows, row)

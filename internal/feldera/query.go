@@ -80,7 +80,7 @@ func (c *Client) Count(ctx context.Context, q Query) (uint64, error) {
 		if count != nil {
 			return fmt.Errorf("%w: more than one row for a count", ErrIncomplete)
 		}
-		n, err := rowTotal(row)
+		n, err := c.rowTotal(row)
 		count = &n
 		return err
 	})
@@ -97,7 +97,7 @@ func (c *Client) Count(ctx context.Context, q Query) (uint64, error) {
 func (c *Client) queryRows(ctx context.Context, q Query, sql string, fn func([]byte) error) (uint64, error) {
 	var seen, total uint64
 	err := c.stream(ctx, q, sql, func(row []byte) error {
-		n, err := rowTotal(row)
+		n, err := c.rowTotal(row)
 		if err != nil {
 			return err
 		}
@@ -118,12 +118,12 @@ func (c *Client) queryRows(ctx context.Context, q Query, sql string, fn func([]b
 
 // rowTotal reads the added column. A line without it is no row: it is how an
 // error inside a 200 looks.
-func rowTotal(row []byte) (uint64, error) {
+func (c *Client) rowTotal(row []byte) (uint64, error) {
 	var r struct {
 		Rows *uint64 `json:"holdfast_rows"`
 	}
 	if err := json.Unmarshal(row, &r); err != nil || r.Rows == nil {
-		return 0, fmt.Errorf("%w: instead of a row came %q", ErrIncomplete, clip(string(row[:min(len(row), maxMessage)]), maxMessage))
+		return 0, fmt.Errorf("%w: instead of a row came %q", ErrIncomplete, c.excerpt(row, maxMessage))
 	}
 	return *r.Rows, nil
 }

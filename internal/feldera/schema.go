@@ -214,7 +214,7 @@ func (c *Client) Describe(ctx context.Context) (*Schema, error) {
 		if errors.As(err, &refused) {
 			return nil, refused
 		}
-		return nil, badAnswer(cl, body, err)
+		return nil, c.badAnswer(cl, body, err)
 	}
 	return s, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -585,8 +586,8 @@ func TestSimulatedParserAgrees(t *testing.T) {
 
 // The rest of a body that was cut stays in the endpoint and spoils the next
 // request, which is refused although its rows are good. That refusal is not
-// believed: neither after an attempt of our own, nor at the first request of a
-// process, which may come after one that died in the middle of a body.
+// believed, whoever the rest is of: an attempt of our own, a process before us
+// that died in the middle of a body, or a client that lives and still sends.
 func TestSimulatedCutBodyIsNoBadRow(t *testing.T) {
 	t.Parallel()
 	sim, c, s := simulated(t, felderasim.Options{}, Config{})
@@ -613,5 +614,53 @@ func TestSimulatedCutBodyIsNoBadRow(t *testing.T) {
 	t.Cleanup(successor.CloseIdle)
 	if _, err := successor.Writer(tab).Send(t.Context(), fill(t, tab, order("3"))); err != nil {
 		t.Fatalf("as the successor of a process that was cut: %v", err)
+	}
+	// The successor has just been answered 200: it has no reason to doubt the
+	// endpoint.
+	for i, begun := range []string{
+		`[{"insert":{"id":9,"note":"abc`, `[{"insert":{"id":9,"note":`, `[`, `{"insert":{"id":9`, `{`, `7`, `"`, `\`, `]`, `[{"insert":{"id":4,"note":"n4","qty":1}},`,
+	} {
+		release := halfSent(t, sim, tab, begun)
+		if _, err := successor.Writer(tab).Send(t.Context(), fill(t, tab, order("4"))); err != nil {
+			t.Errorf("beside a living client that has sent %s: Send: %v", begun, err)
+		}
+		release()
+		release = halfSent(t, sim, tab, begun)
+		_, rejected, err := successor.Writer(tab).SendSplit(t.Context(), fill(t, tab, order(fmt.Sprint(10+i)), order("5")))
+		if err != nil || len(rejected) > 0 {
+			t.Errorf("beside a living client that has sent %s: SendSplit set aside %+v (%v)", begun, rejected, err)
+		}
+		release()
+	}
+	if err := waitFor(t, sim, func(v felderasim.View) bool { return v.Count("orders") == 15 }); err != nil {
+		t.Error(err)
+	}
+	if rows := fmt.Sprint(sim.Rows("orders")); strings.Contains(rows, "abc") {
+		t.Errorf("the other client's fragment is in %s", rows)
+	}
+}
+
+// halfSent is another client of the table's endpoint, which has sent the
+// beginning of a body and keeps its connection; release cuts it. It returns
+// when the endpoint has the bytes.
+func halfSent(t *testing.T, sim *felderasim.Sim, tab *Table, begun string) (release func()) {
+	t.Helper()
+	var d net.Dialer
+	conn, err := d.DialContext(t.Context(), "tcp", strings.TrimPrefix(sim.URL(), "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	had := sim.Counters().Bytes
+	_, err = fmt.Fprintf(conn, "POST /v0/pipelines/p%s HTTP/1.1\r\nHost: sim\r\nContent-Length: 4096\r\n\r\n%s", tab.ingressPath(), begun)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := waitFor(t, sim, func(v felderasim.View) bool { return v.Counters().Bytes > had }); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

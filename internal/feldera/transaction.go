@@ -249,10 +249,10 @@ func (c *Client) start(ctx context.Context) (int64, error) {
 		ID int64 `json:"transaction_id"`
 	}
 	if err := json.Unmarshal(body, &b); err != nil {
-		return 0, badAnswer(cl, body, err)
+		return 0, c.badAnswer(cl, body, err)
 	}
 	if b.ID <= 0 {
-		return 0, badAnswer(cl, body, fmt.Errorf("transaction_id is %d", b.ID))
+		return 0, c.badAnswer(cl, body, fmt.Errorf("transaction_id is %d", b.ID))
 	}
 	return b.ID, nil
 }

@@ -25,13 +25,6 @@ type Writer struct {
 	// context before it has settled: the next one must not overtake the rows
 	// that may still be applied.
 	unsettled error
-	// clean is false while the endpoint may hold the beginning of a body that
-	// was cut: by an attempt of ours without an answer, or by a process before
-	// us, which is why it begins false. The engine's splitter belongs to the
-	// endpoint, not to the request, and puts such a rest in front of the next
-	// body, which is then refused as a whole. A refusal counts only when clean.
-	// It is guarded by turn.
-	clean bool
 }
 
 // Writer gives the writer of a table. All calls for one table give the same.
@@ -152,6 +145,7 @@ func (w *Writer) owns(a *Array) error {
 // deliver sends body until its outcome is known. The caller has the turn.
 func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 	r := w.c.retrier(w.what())
+	var doubt doubts
 	if err := w.knowIncarnation(ctx, r); err != nil {
 		return Token{}, err
 	}
@@ -166,20 +160,24 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		}
 		tok, err := w.post(ctx, body)
 		if err == nil {
-			w.clean = true
 			return tok, nil
 		}
-		switch class := Classify(err); {
+		class := Classify(err)
+		if class != ClassRefuseRecord {
+			doubt = doubts{}
+		}
+		switch e := asError(err); {
 		case class == ClassRetry:
 			err = r.wait(ctx, err)
 		case class == ClassRetryUncertain:
-			w.clean = false
 			w.unsettled, err = err, nil
-		case class == ClassRefuseRecord && !w.clean:
-			// The refusal has emptied the splitter; the next one is meant.
-			w.clean = true
-			err = r.wait(ctx, fmt.Errorf("refused, perhaps for the rest of a request that was cut before: %w", err))
-		case class == ClassRefuseRecord, class == ClassStopOperator, class == ClassOtherIncarnation:
+		case class == ClassRefuseRecord && e != nil:
+			refused, why := doubt.weigh(w, e)
+			if refused != nil {
+				return Token{}, refused
+			}
+			err = r.wait(ctx, why)
+		case class == ClassStopOperator, class == ClassOtherIncarnation:
 			return Token{}, w.final(err)
 		default:
 			return Token{}, err
@@ -228,11 +226,11 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 		Token string `json:"token"`
 	}
 	if err := json.Unmarshal(answer, &t); err != nil {
-		return Token{}, badAnswer(cl, answer, err)
+		return Token{}, w.c.badAnswer(cl, answer, err)
 	}
 	tok, err := parseToken(t.Token)
 	if err != nil {
-		return Token{}, badAnswer(cl, answer, err)
+		return Token{}, w.c.badAnswer(cl, answer, err)
 	}
 	if err := w.c.sameIncarnation(tok.Incarnation); err != nil {
 		return Token{}, err
@@ -308,18 +306,14 @@ func (w *Writer) state(ctx context.Context) (string, error) {
 
 // final makes the error that a caller gets out of one that ends the attempts.
 func (w *Writer) final(err error) error {
-	var e *Error
-	if !errors.As(err, &e) {
+	e := asError(err)
+	switch {
+	case e == nil:
 		return err
-	}
-	switch Classify(err) {
-	case ClassOtherIncarnation:
+	case Classify(err) == ClassOtherIncarnation:
 		return &IncarnationChanged{Was: w.c.Expected()}
-	case ClassRefuseRecord:
-		return w.rejected(e)
-	default:
-		return e.refusal(w.c)
 	}
+	return e.refusal(w.c)
 }
 
 // rejected words a ParseErrors answer.
@@ -333,7 +327,7 @@ func (w *Writer) rejected(e *Error) *decode.Refusal {
 		return r
 	}
 	first := e.rows[0]
-	r.Why = "the pipeline says: " + w.c.redact(first.Description)
+	r.Why = "the pipeline says: " + first.Description
 	if first.Field != nil {
 		r.Where += fmt.Sprintf(", column %q", *first.Field)
 	}

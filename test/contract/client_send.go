@@ -82,12 +82,26 @@ func (p *probe) settledOnce(t *tap) {
 	}
 }
 
-// refusal is a fault that refuses the next n requests' rows.
-func refusal(n int) felderasim.Fault {
-	return felderasim.Fault{
-		Kind: felderasim.Answer, Count: n, Status: http.StatusBadRequest,
-		Code: "ParseErrors", Message: "Errors parsing input data (1 errors):",
+// refusal is a fault that refuses the next n requests' rows and says which
+// ones: texts are rows as the client writes them.
+func refusal(n int, texts ...string) felderasim.Fault {
+	rows := make([]string, len(texts))
+	for i, text := range texts {
+		rows[i] = fmt.Sprintf(`{"description":"d","event_number":1,"field":"n","invalid_text":%q,"tag":"text_event_err"}`, text)
 	}
+	f := felderasim.Fault{
+		Kind: felderasim.Answer, Count: n, Status: http.StatusBadRequest,
+		Code: "ParseErrors", Message: "Errors parsing input data:",
+	}
+	if len(texts) > 0 {
+		f.Details = []byte(fmt.Sprintf(`{"num_errors":%d,"errors":[%s]}`, len(texts), strings.Join(rows, ",")))
+	}
+	return f
+}
+
+// kvText is a row of hfc_kv as the client writes it.
+func (p *probe) kvText(n int, name string, v int64) string {
+	return fmt.Sprintf(`{"id":%d,"note":%q,"n":%d}`, p.id(n), name, v)
 }
 
 // clientParams gives the parameters with which the client writes to a table,
@@ -196,36 +210,49 @@ func clientSendClauses() []clause {
 			},
 		},
 		{
-			id: "K-SEND-REJECTED", section: section, says: "400 ParseErrors ends Send with a refusal, after one request, on a table that has taken a request before", needs: needFaults,
+			id: "K-SEND-REJECTED", section: section, says: "400 ParseErrors about a row of the request ends Send with a refusal, after one request", needs: needFaults,
+			run: func(p *probe) {
+				c, t := p.listen(nil)
+				d := p.destination(c, "hfc_kv")
+				p.inject(refusal(1, p.kvText(1, "b", 2)))
+				_, err := d.writer.Send(p.ctx, p.inserts(d, full(p.id(0), "a", 1), full(p.id(1), "b", 2)))
+				p.mustRefuse("Send", err, decode.ReasonRejected)
+				want(p, "requests", 1, len(t.requests("/ingress/hfc_kv")))
+			},
+		},
+		{
+			id: "K-SEND-REJECTED-silent", section: section, says: "a refusal that does not say which rows is tried once more, also on a table that has taken a request before, and the second one is meant", needs: needFaults,
 			run: func(p *probe) {
 				c, t := p.listen(nil)
 				d := p.destination(c, "hfc_kv")
 				p.deliver(d, p.inserts(d, full(p.id(0), "a", 1)))
-				p.inject(refusal(1))
+				p.inject(refusal(2))
 				_, err := d.writer.Send(p.ctx, p.inserts(d, full(p.id(1), "b", 2)))
 				p.mustRefuse("Send", err, decode.ReasonRejected)
-				want(p, "requests", 2, len(t.requests("/ingress/hfc_kv")))
+				want(p, "requests", 3, len(t.requests("/ingress/hfc_kv")))
 			},
 		},
 		{
-			id: "K-SEND-REJECTED-twice", section: section, says: "where a fragment could be in the way a refusal is tried once more, and the second one is meant", needs: needFaults,
+			id: "K-SEND-REJECTED-other", section: section, says: "a refusal for text that the request does not have is no refusal of its rows", needs: needFaults,
 			run: func(p *probe) {
-				c, t := p.listen(nil)
-				d := p.destination(c, "hfc_kv")
-				p.inject(refusal(2))
-				_, err := d.writer.Send(p.ctx, p.inserts(d, full(p.id(0), "a", 1)))
-				p.mustRefuse("Send", err, decode.ReasonRejected)
-				want(p, "requests", 2, len(t.requests("/ingress/hfc_kv")))
+				d := p.destination(p.connect(nil), "hfc_kv")
+				for _, text := range []string{p.kvText(7, "ghost", 1), "7", "[", `[{"insert":{"id":9,"note":"abc[{`} {
+					p.inject(refusal(3, text))
+					toks, rejected, err := d.writer.SendSplit(p.ctx, p.inserts(d, full(p.id(0), "a", 7)))
+					p.noErr("SendSplit", err)
+					if len(rejected) != 0 || len(toks) != 1 {
+						p.failf("expected the row applied, got %+v and %d tokens", rejected, len(toks))
+					}
+				}
 			},
 		},
 		{
 			id: "K-SEND-SPLIT", section: section, says: "SendSplit sets the refused change aside and applies the others, in order", needs: needFaults,
 			run: func(p *probe) {
 				d := p.destination(p.connect(nil), "hfc_kv")
-				p.deliver(d, &feldera.Array{})
 				// Of four changes the whole, the first half and its first
 				// change are refused.
-				p.inject(refusal(3))
+				p.inject(refusal(3, p.kvText(0, "a", 1)))
 				toks, rejected, err := d.writer.SendSplit(p.ctx, p.inserts(d, full(p.id(0), "a", 1), full(p.id(1), "b", 2), full(p.id(2), "c", 3), full(p.id(3), "d", 4)))
 				p.noErr("SendSplit", err)
 				if len(rejected) != 1 || rejected[0].Index != 0 || len(toks) != 2 {

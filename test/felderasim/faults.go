@@ -1,6 +1,7 @@
 package felderasim
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -77,10 +78,11 @@ type Fault struct {
 	Count int `json:"count,omitempty"`
 	// Delay for the kinds Delay and ApplyLate.
 	Delay time.Duration `json:"delay_ns,omitempty"`
-	// Status, Code and Message for Answer.
-	Status  int    `json:"status,omitempty"`
-	Code    string `json:"code,omitempty"`
-	Message string `json:"message,omitempty"`
+	// Status, Code, Message and Details for Answer.
+	Status  int             `json:"status,omitempty"`
+	Code    string          `json:"code,omitempty"`
+	Message string          `json:"message,omitempty"`
+	Details json.RawMessage `json:"details,omitempty"`
 	// Rows for QueryError, Bytes for CutBody.
 	Rows  int   `json:"rows,omitempty"`
 	Bytes int64 `json:"bytes,omitempty"`
@@ -235,6 +237,10 @@ func faultAnswer(f *activeFault) answer {
 	case UnavailableBefore, UnavailableAfter:
 		return apiAnswer(errUnreachable("", "injected fault"))
 	default:
-		return apiAnswer(&core.APIError{Status: f.Status, Code: f.Code, Message: f.Message})
+		e := &core.APIError{Status: f.Status, Code: f.Code, Message: f.Message}
+		if len(f.Details) > 0 {
+			e.Details = f.Details
+		}
+		return apiAnswer(e)
 	}
 }

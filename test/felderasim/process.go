@@ -299,9 +299,7 @@ func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Val
 			}
 			s.count.Records += int64(sum(entries))
 			s.count.Bytes += int64(len(chunk))
-			if len(entries) > 0 {
-				s.notifyLocked()
-			}
+			s.notifyLocked()
 		}
 		s.mu.Unlock()
 		lock.Unlock()
