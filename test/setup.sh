@@ -5,6 +5,7 @@
 # exits 1 where it cannot. Quick when everything is there; safe to run again.
 #
 #   test/setup.sh          what "go test ./..." needs
+#   test/setup.sh page     a browser too, for the tests of the status page
 #   test/setup.sh images   Docker's engine and compose too, for the image tests
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -42,6 +43,9 @@ look() {
 		need "java, 17 or newer (Kafka's broker)" openjdk-17-jre-headless
 	fi
 	have mvn || need "mvn (fetches Kafka's jars)" maven
+	if [ "${1:-}" = page ]; then
+		have chromium || need "chromium (looks at the status page)" chromium
+	fi
 	if [ "${1:-}" = images ]; then
 		have dockerd || need "dockerd (builds the images)" docker.io
 		have docker-compose || docker compose version >/dev/null 2>&1 || need "docker-compose (checks docker-compose.yml)" docker-compose

@@ -49,6 +49,7 @@ func run(ctx context.Context, call ops.Call) error {
 	return ops.Daemon{
 		Name: daemon, Listen: c.Listen, ListenSetting: "KAFKASINK_LISTEN", LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
 		ReadyWhen: []string{checkDestination, checkGroup, checkPipeline}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		Page: page(c.Rows()),
 		Work: func(ctx context.Context, rt ops.Runtime) error {
 			s, err := newSink(ctx, c, rt)
 			if err != nil {

@@ -116,7 +116,7 @@ func (d *destination) Send(ctx context.Context, a partition.Array) (feldera.Toke
 
 // newSink makes a sink whose log lines are written under ctx.
 func newSink(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (*sink, error) {
-	s := &sink{c: c, rt: rt, repeats: ops.NewRepeats(rt.Logger, time.Now)}
+	s := &sink{c: c, rt: rt, repeats: rt.Repeats}
 	metrics := feldera.NewMetrics(rt.Registry, daemon)
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"time"
 
 	// CA roots for images that have no store of their own; a system store wins.
 	_ "golang.org/x/crypto/x509roots/fallback"
@@ -72,6 +71,7 @@ func run(ctx context.Context, call ops.Call) error {
 		Name: daemon, Listen: c.Listen, LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
 		ListenSetting: "PGSOURCE_LISTEN",
 		ReadyWhen:     []string{wal.CheckSource, wal.CheckDestination, wal.CheckPipeline}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		Page:        page(c.Rows()),
 		LongestStep: c.Feldera.RequestTimeout + c.Feldera.RequestLifetime + c.ShutdownTimeout,
 		Work: func(ctx context.Context, rt ops.Runtime) error {
 			made, closing, err := newSource(ctx, c, rt)
@@ -154,7 +154,7 @@ type reporter struct {
 }
 
 func newReporter(ctx context.Context, rt ops.Runtime) *reporter {
-	return &reporter{ctx: ctx, rt: rt, repeats: ops.NewRepeats(rt.Logger, time.Now)}
+	return &reporter{ctx: ctx, rt: rt, repeats: rt.Repeats}
 }
 
 // report shows one check. Source, destination and pipeline have to be in order

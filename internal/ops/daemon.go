@@ -32,6 +32,8 @@ type Daemon struct {
 	// Work is the daemon itself. It returns when ctx ends, or earlier with what
 	// ended it, and leaves no goroutine behind.
 	Work func(ctx context.Context, rt Runtime) error
+	// Page says what the status page shows.
+	Page Page
 	// WhileBlocked, if set, runs until ctx ends while the daemon waits after a
 	// refusal: what must go on being looked at.
 	WhileBlocked func(ctx context.Context)
@@ -45,6 +47,8 @@ type Runtime struct {
 	Logger   *slog.Logger
 	Registry *prometheus.Registry
 	Health   *Health
+	// Repeats counts the failures that go on; the status page shows them.
+	Repeats *Repeats
 	// StopNow is closed on the second signal.
 	StopNow <-chan struct{}
 }
@@ -84,7 +88,11 @@ func (d Daemon) run(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	server, err := Listen(ctx, d.Listen, ServerOptions{Daemon: d.Name, Health: health, Gatherer: registry, Logger: logger})
+	repeats := NewRepeats(logger, time.Now)
+	history := NewHistory(d.Page.Charts, registry, time.Now)
+	server, err := Listen(ctx, d.Listen, ServerOptions{
+		Daemon: d.Name, Health: health, Gatherer: registry, Logger: logger, Page: d.Page, History: history, Repeats: repeats,
+	})
 	if err != nil {
 		if d.ListenSetting != "" {
 			err = fmt.Errorf("%w; set %s to an address that is free", err, d.ListenSetting)
@@ -105,7 +113,8 @@ func (d Daemon) run(ctx context.Context, logger *slog.Logger) error {
 			fail(err) // nobody can look any more: that is no state to go on in
 		}
 	})
-	err = d.Work(work, Runtime{Logger: logger, Registry: registry, Health: health, StopNow: stopNow})
+	served.Go(func() { history.Run(serving) })
+	err = d.Work(work, Runtime{Logger: logger, Registry: registry, Health: health, Repeats: repeats, StopNow: stopNow})
 	if cause := context.Cause(work); err == nil && cause != nil && !errors.Is(cause, ErrStopping) && ctx.Err() == nil {
 		err = cause
 	}
@@ -157,5 +166,6 @@ func LookingRuntime(daemon string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, err
 	}
-	return Runtime{Logger: slog.New(slog.DiscardHandler), Registry: registry, Health: health}, nil
+	logger := slog.New(slog.DiscardHandler)
+	return Runtime{Logger: logger, Registry: registry, Health: health, Repeats: NewRepeats(logger, time.Now)}, nil
 }

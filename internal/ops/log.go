@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -80,6 +81,7 @@ type repeatKey struct{ what, text string }
 
 type repeated struct {
 	count       int
+	text        string // as it was last seen
 	first, last time.Time
 	next        time.Time // when it may be said again
 	interval    time.Duration
@@ -110,6 +112,7 @@ func (r *Repeats) Failed(ctx context.Context, what string, err error, attrs ...s
 		r.failures[key] = f
 	}
 	f.count++
+	f.text = bounded(text)
 	f.last = now
 	due := !now.Before(f.next)
 	if due {
@@ -152,6 +155,25 @@ func (r *Repeats) Worked(ctx context.Context, what string, attrs ...slog.Attr) {
 	}
 	all := append([]slog.Attr{slog.String("what", what), slog.Int("failures", count), slog.Duration("failed_for", r.now().Sub(first))}, attrs...)
 	r.logger.LogAttrs(ctx, slog.LevelInfo, "works again", all...)
+}
+
+// RepeatedFailure is one failure that goes on.
+type RepeatedFailure struct {
+	What, Text  string // as it was last seen
+	Count       int
+	First, Last time.Time
+}
+
+// List gives the failures that go on, the one seen last first.
+func (r *Repeats) List() []RepeatedFailure {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]RepeatedFailure, 0, len(r.failures))
+	for key, f := range r.failures {
+		list = append(list, RepeatedFailure{key.what, f.text, f.count, f.first, f.last})
+	}
+	slices.SortFunc(list, func(a, b RepeatedFailure) int { return b.Last.Compare(a.Last) })
+	return list
 }
 
 // makeRoom forgets the failure that was seen longest ago, when the map is

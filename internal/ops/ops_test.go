@@ -288,7 +288,8 @@ func TestEndpoints(t *testing.T) {
 	expect("/readyz", 503, `{"ready":false,"reasons":[{"name":"source","why":"not yet"}]}`)
 	expect("/livez", 200, `"live":true`)
 	expect("/metrics", 200, `pgsource_phase{phase="connecting"} 1`, "pgsource_build_info{", "go_goroutines", "process_start_time_seconds")
-	expect("/", 200, "status ok, phase connecting", "/healthz")
+	expect("/", 200, `<span class="badge ok">ok</span>`, "Phase <strong>connecting</strong>", "/healthz")
+	expect("/status.json", 200, `"Phase":"connecting"`)
 	expect("/nothing", 404)
 
 	s.health.SetReady("source", true, "")
@@ -299,7 +300,7 @@ func TestEndpoints(t *testing.T) {
 
 	s.health.Set("slot", Check{OK: false, Blocking: true, Message: "lost", Hint: "pgsource\nresync"})
 	expect("/healthz", 503, `"status":"blocked"`)
-	expect("/", 200, "FAIL slot: lost", "     fix: pgsource; resync\n")
+	expect("/", 200, `<th scope="row">slot</th><td>failing</td>`, "lost<br><strong>To do:</strong> pgsource\nresync")
 
 	s.health.Stopping()
 	expect("/healthz", 503, `"status":"stopping"`)

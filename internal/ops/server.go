@@ -1,5 +1,5 @@
-// Package ops is what an operator sees of a daemon: the HTTP endpoints
-// /healthz, /livez, /readyz and /metrics, the logger, the command line with
+// Package ops is what an operator sees of a daemon: the status page, the HTTP
+// endpoints /healthz, /livez, /readyz and /metrics, the logger, the command line with
 // its verbs, signals and exit codes.
 //
 // It promises: the address is bound before the daemon connects anywhere, and a
@@ -20,7 +20,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,10 +39,18 @@ const (
 
 // ServerOptions says what a Server shows.
 type ServerOptions struct {
-	Daemon   string // for the index page
+	Daemon   string // for the status page
 	Health   *Health
 	Gatherer prometheus.Gatherer
 	Logger   *slog.Logger
+	// Page says what the status page shows beside the checks.
+	Page Page
+	// History draws the page's charts, Repeats has the failures that go on.
+	// Both may be nil: then the page is without them.
+	History *History
+	Repeats *Repeats
+	// Now gives the time; nil = time.Now.
+	Now func() time.Time
 }
 
 // Server answers on one address with its own routes.
@@ -60,6 +67,9 @@ type Server struct {
 func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, error) {
 	if opts.Health == nil || opts.Gatherer == nil || opts.Logger == nil {
 		return nil, errors.New("listen for health and metrics: Health, Gatherer and Logger are required")
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
@@ -134,10 +144,7 @@ func handler(opts ServerOptions) http.Handler {
 		MaxRequestsInFlight: maxScrapes,
 		Timeout:             requestTimeout - time.Second,
 	}))
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write([]byte(index(opts.Daemon, opts.Health.Report()))) // the client is gone: nobody to tell
-	})
+	pageHandler(mux, opts)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -151,24 +158,6 @@ func answer(w http.ResponseWriter, ok bool, body any) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	_ = json.NewEncoder(w).Encode(body) // the client is gone: nobody to tell
-}
-
-// index is the page for a person who found the port.
-func index(daemon string, r Report) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s\nstatus %s, phase %s\n\n", daemon, Version(), r.Status, r.Phase)
-	for _, c := range r.Checks {
-		mark := "ok  "
-		if !c.OK {
-			mark = "FAIL"
-		}
-		fmt.Fprintf(&b, "%s %s: %s (since %s)\n", mark, c.Name, oneLine(c.Message), c.Since.UTC().Format(time.RFC3339))
-		if c.Hint != "" {
-			fmt.Fprintf(&b, "     fix: %s\n", oneLine(c.Hint))
-		}
-	}
-	b.WriteString("\n/healthz  named checks; 503 when a person has to act\n/readyz   503 until everything is connected, and from the first signal on\n/livez    503 when the main loop no longer turns\n/metrics  for Prometheus\n")
-	return b.String()
 }
 
 // limitedListener lets at most cap(slots) connections be open at once: what
