@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	// CA roots for images that have no store of their own; a system store wins.
 	_ "golang.org/x/crypto/x509roots/fallback"
@@ -106,9 +107,9 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		policy.Fraction = feldera.TruncateExcess
 	}
 	source, err = wal.New(wal.Config{
-		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create,
+		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create, Failover: c.SlotFailover,
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
-		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, ShutdownTimeout: c.ShutdownTimeout,
+		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, SenderTimeout: c.SenderTimeout, ShutdownTimeout: c.ShutdownTimeout,
 		IgnoreTruncate: c.Truncate == config.Ignore,
 		AckOn:          rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
@@ -176,6 +177,9 @@ func (r *reporter) report(s wal.Status) {
 	r.rt.Health.SetReady(s.Check, s.OK, s.Message)
 }
 
+// preflightTimeout is how long each of connecting and looking may take.
+const preflightTimeout = 15 * time.Second
+
 // preflights are the checks of the check verb. They change nothing.
 func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	c, err := load(call.Environ)
@@ -193,11 +197,15 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	check := func(name, right string, look func(context.Context) error) ops.NamedCheck {
 		return ops.NamedCheck{Name: name, Run: func(ctx context.Context) (string, error) { return right, look(ctx) }}
 	}
+	saying := func(name string, look func(context.Context) (string, error)) ops.NamedCheck {
+		return ops.NamedCheck{Name: name, Timeout: 2 * preflightTimeout, Run: look}
+	}
 	return []ops.NamedCheck{
 		check("feldera", "the pipeline answers and has every table", source.CheckDestination),
-		check("postgres", "the server answers and can replicate", source.CheckServer),
+		saying("postgres", source.CheckServer),
+		saying("replication", source.CheckReplication),
 		check("tables", "every source table fits its Feldera table", source.CheckTables),
-		check("publication", "it publishes exactly the mapped tables", source.CheckPublication),
-		check("slot", "it is there and holds what is needed", source.CheckSlotState),
+		saying("publication", source.CheckPublication),
+		saying("slot", source.CheckSlotState),
 	}, nil
 }

@@ -74,11 +74,12 @@ type PGSource struct {
 	Feldera   Feldera `env:"-"`
 	Effective `env:"-"`
 
-	DSN             Secret        `env:"PGSOURCE_DSN,required" form:"dsn" example:"postgres://holdfast@db:5432/shop?sslmode=verify-full" help:"How to reach the primary, as a postgres:// URL or in keyword form. The user needs REPLICATION and, with PGSOURCE_CREATE, the right to create a publication."`
+	DSN             Secret        `env:"PGSOURCE_DSN,required" form:"dsn" example:"postgres://holdfast@db:5432/shop?sslmode=verify-full" help:"How to reach the server, as a postgres:// URL or in keyword form, with the options of libpq. PGHOST, PGUSER, PGPASSFILE, PGSSLMODE and the other variables of libpq fill in what it leaves out. The user needs REPLICATION and, with PGSOURCE_CREATE, the right to create a publication."`
 	Slot            string        `env:"PGSOURCE_SLOT" envDefault:"holdfast" form:"slot" help:"Replication slot. One slot has one pgsource."`
 	Publication     string        `env:"PGSOURCE_PUBLICATION" envDefault:"holdfast" form:"pgname" help:"Publication that contains the tables, spelled as in the catalogue."`
 	Tables          TableMappings `env:"PGSOURCE_TABLES,required" example:"public.orders,public.\"Items\"=items" help:"Tables to carry, separated by commas: schema.table, or schema.table=feldera_table where the names differ. Names that are not in double quotes are folded to lower case."`
 	Create          bool          `env:"PGSOURCE_CREATE" envDefault:"false" help:"Create the publication, then the slot, where they are absent. Never re-creates a slot that was lost."`
+	SlotFailover    bool          `env:"PGSOURCE_SLOT_FAILOVER" envDefault:"false" help:"Create the slot as a failover slot, which standbys with sync_replication_slots mirror, so that it survives a promotion. Needs PostgreSQL 17."`
 	BatchRows       int           `env:"PGSOURCE_BATCH_ROWS" envDefault:"10000" min:"1" max:"1000000" help:"Most rows in one request."`
 	BatchBytes      Size          `env:"PGSOURCE_BATCH_BYTES" envDefault:"4MiB" min:"1KiB" max:"256MiB" help:"Most bytes in one request. Not above PGSOURCE_MEMORY_LIMIT."`
 	BatchAge        time.Duration `env:"PGSOURCE_BATCH_AGE" envDefault:"0s" min:"0s" max:"1m" help:"How long the oldest row waits for more rows to share its request. 0s: a request goes out as soon as the one before it is accepted."`
@@ -92,6 +93,7 @@ type PGSource struct {
 	Truncate        string        `env:"PGSOURCE_TRUNCATE" envDefault:"stop" oneof:"stop|ignore" help:"A TRUNCATE at the source: stop, or ignore it and leave the rows in Feldera."`
 	ShutdownTimeout time.Duration `env:"PGSOURCE_SHUTDOWN_TIMEOUT" envDefault:"30s" min:"0s" max:"1h" help:"After the first signal, how long to wait for what is in flight to be completed and acknowledged."`
 	StallTimeout    time.Duration `env:"PGSOURCE_STALL_TIMEOUT" envDefault:"1m" min:"5s" max:"1h" help:"Silence on the replication connection after which it counts as half open and is made anew. Not below the server's wal_sender_timeout."`
+	SenderTimeout   time.Duration `env:"PGSOURCE_WAL_SENDER_TIMEOUT" envDefault:"0s" min:"0s" max:"1h" help:"The wal_sender_timeout that the replication connection asks the server for: silence of pgsource after which the server ends the connection and frees the slot. 0s: what the server, the database or the role has, and 1m where they have none. At least 1s otherwise."`
 	Listen          string        `env:"PGSOURCE_LISTEN" envDefault:"127.0.0.1:8081" form:"address" help:"Address of /healthz, /livez, /readyz and /metrics. It has no authentication."`
 	LogLevel        string        `env:"PGSOURCE_LOG_LEVEL" envDefault:"info" oneof:"debug|info|warn|error" help:"Least severe level that is logged."`
 	LogFormat       string        `env:"PGSOURCE_LOG_FORMAT" envDefault:"text" oneof:"text|json" help:"Form of the log lines on stderr."`
@@ -151,6 +153,8 @@ func LoadPGSource(environ []string) (*PGSource, error) {
 	c.Feldera.relations(r)
 	r.require(c.BatchBytes <= c.MemoryLimit, "PGSOURCE_BATCH_BYTES", "is above PGSOURCE_MEMORY_LIMIT",
 		"at most PGSOURCE_MEMORY_LIMIT", "PGSOURCE_MEMORY_LIMIT")
+	r.require(c.SenderTimeout == 0 || c.SenderTimeout >= time.Second, "PGSOURCE_WAL_SENDER_TIMEOUT",
+		"is so short that the server would end healthy connections", "0s or at least 1s")
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err
 	}

@@ -29,7 +29,8 @@ type NamedCheck struct {
 	Timeout time.Duration
 	// Run gives what it found to be right, or an error: a decode.Refusal when
 	// it looked and something is wrong, any other when it could not look. It
-	// must end soon after its context.
+	// must end soon after its context. Several findings, joined by errors.Join,
+	// make a line each.
 	Run func(ctx context.Context) (message string, err error)
 }
 
@@ -41,6 +42,9 @@ type CheckResult struct {
 	Fix     string `json:"fix"` // what mends it, "" when OK or not known
 }
 
+// rank orders the exit codes of checks: the highest wins.
+var rank = map[int]int{ExitOK: 0, ExitUnavailable: 1, ExitRefused: 2, ExitConfig: 3}
+
 // RunChecks runs all checks, one after the other, whatever fails, and writes a
 // line for each as it ends, or all as one JSON object. The exit code is
 // ExitOK, ExitConfig when a check found the configuration wrong, ExitRefused
@@ -49,15 +53,16 @@ type CheckResult struct {
 // was not reached may come back.
 func RunChecks(ctx context.Context, w io.Writer, asJSON bool, checks []NamedCheck) (exitCode int) {
 	results := make([]CheckResult, 0, len(checks))
-	rank := map[int]int{ExitOK: 0, ExitUnavailable: 1, ExitRefused: 2, ExitConfig: 3}
 	for _, c := range checks {
-		result, code := runCheck(ctx, c)
-		results = append(results, result)
+		found, code := runCheck(ctx, c)
+		results = append(results, found...)
 		if rank[code] > rank[exitCode] {
 			exitCode = code
 		}
 		if !asJSON {
-			writeResult(w, result)
+			for _, result := range found {
+				writeResult(w, result)
+			}
 		}
 	}
 	if asJSON {
@@ -72,14 +77,45 @@ func RunChecks(ctx context.Context, w io.Writer, asJSON bool, checks []NamedChec
 	return exitCode
 }
 
-func runCheck(ctx context.Context, c NamedCheck) (CheckResult, int) {
+func runCheck(ctx context.Context, c NamedCheck) (results []CheckResult, exitCode int) {
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.Timeout, defaultCheckTimeout),
 		fmt.Errorf("check %q took longer than %s", c.Name, cmp.Or(c.Timeout, defaultCheckTimeout)))
 	defer cancel()
 	message, err := c.Run(ctx)
 	if err == nil {
-		return CheckResult{Name: c.Name, OK: true, Message: bounded(message)}, ExitOK
+		return []CheckResult{{Name: c.Name, OK: true, Message: bounded(message)}}, ExitOK
 	}
+	for _, finding := range findings(err) {
+		result, code := oneFinding(ctx, c, finding)
+		results = append(results, result)
+		if rank[code] > rank[exitCode] {
+			exitCode = code
+		}
+	}
+	return results, exitCode
+}
+
+// maxFindings bounds the lines that one check makes.
+const maxFindings = 50
+
+// findings takes apart what was joined. It goes no deeper than that: an error
+// that wraps several has a text of its own about them.
+func findings(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || errors.Join(joined.Unwrap()...).Error() != err.Error() {
+		return []error{err}
+	}
+	var all []error
+	for _, e := range joined.Unwrap() {
+		all = append(all, findings(e)...)
+	}
+	if len(all) > maxFindings {
+		all = append(all[:maxFindings-1], fmt.Errorf("and %d more", len(all)-maxFindings+1))
+	}
+	return all
+}
+
+func oneFinding(ctx context.Context, c NamedCheck, err error) (CheckResult, int) {
 	result := CheckResult{Name: c.Name, Message: err.Error()}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		result.Message = context.Cause(ctx).Error() + ": " + result.Message

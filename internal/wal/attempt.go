@@ -213,14 +213,11 @@ func (a *attempt) lastWord(hard context.Context) {
 	if !more || hard.Err() != nil {
 		return
 	}
-	dsn, err := a.s.cfg.DSN()
+	st, err := a.s.startStream(hard, from, a.ready.senderTimeout)
 	if err == nil {
-		var st *stream
-		if st, err = startStream(hard, dsn, a.s.cfg.Slot, a.s.cfg.Publication, from); err == nil {
-			defer func() { _ = st.conn.Close() }()
-			if err = a.acknowledge(st, false); err == nil {
-				err = st.sayGoodbye(time.Now())
-			}
+		defer func() { _ = st.conn.Close() }()
+		if err = a.acknowledge(st, false); err == nil {
+			err = st.sayGoodbye(time.Now())
 		}
 	}
 	if err != nil {
@@ -238,13 +235,9 @@ func (a *attempt) connection(work, hard context.Context) error {
 	a.mu.Lock()
 	from := a.ledger.Last()
 	a.mu.Unlock()
-	dsn, err := a.s.cfg.DSN()
+	st, err := a.s.startStream(work, from, a.ready.senderTimeout)
 	if err != nil {
-		return fmt.Errorf("read PGSOURCE_DSN: %w", err)
-	}
-	st, err := startStream(work, dsn, a.s.cfg.Slot, a.s.cfg.Publication, from)
-	if err != nil {
-		return a.s.excuse(err)
+		return err
 	}
 	a.s.log.InfoContext(work, "streaming", "slot", a.s.cfg.Slot, "lsn", decode.FormatLSN(from))
 	a.s.cfg.Phase(PhaseStreaming)

@@ -1,17 +1,13 @@
 package wal
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
@@ -55,79 +51,6 @@ type stream struct {
 	// read blocks for the whole stall timeout although a stop was asked for.
 	interrupted bool
 	refreshed   time.Time
-}
-
-// pinned are the session settings that decide what pgoutput's text looks
-// like. Role and database defaults would change it otherwise.
-var pinned = map[string]string{
-	"client_encoding":    "UTF8",
-	"datestyle":          "ISO",
-	"intervalstyle":      "postgres",
-	"timezone":           "UTC",
-	"extra_float_digits": "3",
-	"bytea_output":       "hex",
-	"statement_timeout":  "0",
-	"lock_timeout":       "0",
-
-	"standard_conforming_strings": "on",
-}
-
-// parseDSN reads a connection string without ever repeating it.
-func parseDSN(dsn string) (*pgconn.Config, error) {
-	cfg, err := pgconn.ParseConfig(dsn)
-	if err != nil {
-		// The cause is left out: its redaction is best effort.
-		return nil, &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "PGSOURCE_DSN", Why: "it cannot be parsed",
-			Expected: "postgres://user:password@host:port/database?sslmode=verify-full, or the keyword form (host=… user=… dbname=…)",
-		}
-	}
-	return cfg, nil
-}
-
-// CheckDSN tells whether dsn can be parsed. The error does not contain it.
-func CheckDSN(dsn string) error {
-	_, err := parseDSN(dsn)
-	return err
-}
-
-// startStream connects and starts replication at start.
-func startStream(ctx context.Context, dsn, slot, publication string, start uint64) (*stream, error) {
-	cfg, err := parseDSN(dsn)
-	if err != nil {
-		return nil, err
-	}
-	for k, v := range pinned {
-		cfg.RuntimeParams[k] = v
-	}
-	cfg.RuntimeParams["replication"] = "database"
-	cfg.RuntimeParams["application_name"] = applicationName(slot)
-	cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		f := pgproto3.NewFrontend(r, w)
-		f.SetMaxBodyLen(maxWireMessage)
-		return f
-	}
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	conn, err := pgconn.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return nil, classify("connect for replication", err)
-	}
-	err = pglogrepl.StartReplication(ctx, conn, quoteIdentifier(slot), pglogrepl.LSN(start), pglogrepl.StartReplicationOptions{
-		Mode: pglogrepl.LogicalReplication,
-		PluginArgs: []string{
-			"proto_version '1'",
-			"publication_names " + quoteLiteral(quoteIdentifier(publication)),
-		},
-	})
-	if err == nil {
-		var hijacked *pgconn.HijackedConn
-		if hijacked, err = conn.Hijack(); err == nil {
-			return &stream{conn: hijacked.Conn, frontend: hijacked.Frontend}, nil
-		}
-	}
-	_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it
-	return nil, classify(fmt.Sprintf("start replication from slot %q at %s", slot, decode.FormatLSN(start)), err)
 }
 
 // read takes the next message of the stream. It returns errServerDone when
@@ -234,12 +157,6 @@ func (s *stream) write(b []byte, now time.Time) error {
 }
 
 var postgresEpoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
-
-func applicationName(slot string) string { return "holdfast/" + slot }
-
-func quoteIdentifier(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
-
-func quoteLiteral(s string) string { return `'` + strings.ReplaceAll(s, `'`, `''`) + `'` }
 
 // shutdownWatch notices a server that shuts down. It waits for its walsenders
 // to be caught up, and meanwhile asks for a status again as soon as it has got

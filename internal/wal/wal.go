@@ -83,6 +83,9 @@ type Config struct {
 	// Create allows the publication and then the slot to be created when they
 	// are absent, once per process.
 	Create bool
+	// Failover makes a slot that is created one that standbys mirror, which
+	// needs PostgreSQL 17.
+	Failover bool
 
 	// BatchRows and BatchBytes (of pgoutput) close a batch; a transaction is
 	// never split, so one that is larger makes a batch of its own.
@@ -99,6 +102,9 @@ type Config struct {
 	// StallTimeout is how long the wire may be silent before the connection
 	// counts as dead.
 	StallTimeout time.Duration
+	// SenderTimeout is the wal_sender_timeout that replication connections ask
+	// for; 0 leaves it to the server, unless that has none.
+	SenderTimeout time.Duration
 	// ShutdownTimeout bounds the wait for evidence after a stop.
 	ShutdownTimeout time.Duration
 	// IgnoreTruncate lets a TRUNCATE pass, counted, instead of stopping.
@@ -129,6 +135,8 @@ type Config struct {
 type Source struct {
 	cfg Config
 	log *slog.Logger
+	// tag tells this process' sessions at the server from those of others.
+	tag string
 	// slotSeen: this process has seen the slot. It is never created a second
 	// time, since that would hide a gap.
 	slotSeen atomic.Bool
@@ -175,7 +183,7 @@ func New(cfg Config) (*Source, error) {
 	if cfg.Beat == nil {
 		cfg.Beat = func() {}
 	}
-	return &Source{cfg: cfg, log: cfg.Logger}, nil
+	return &Source{cfg: cfg, log: cfg.Logger, tag: newTag()}, nil
 }
 
 // Run carries changes until ctx ends or a person has to act.

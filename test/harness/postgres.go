@@ -29,6 +29,11 @@ type PostgresOptions struct {
 	// Password, if not empty, is that of user postgres, and TCP connections,
 	// replication ones too, must give it by SCRAM. Without it nobody is asked.
 	Password string
+	// HBA, if not empty, is what pg_hba.conf says about TCP connections.
+	HBA string
+	// Files are put into the data folder, readable for the server alone:
+	// certificates and keys.
+	Files map[string][]byte
 }
 
 // Postgres is a private cluster: own folder, own port on 127.0.0.1, unix socket,
@@ -231,6 +236,9 @@ func (pg *Postgres) prepare(ctx context.Context, template string) error {
 	if err := os.Chmod(pg.data(), 0o700); err != nil {
 		return fmt.Errorf("close the data folder to others: %w", err)
 	}
+	if err := pg.addFiles(); err != nil {
+		return err
+	}
 	settings := map[string]string{
 		"listen_addresses":        "127.0.0.1",
 		"port":                    strconv.Itoa(pg.port),
@@ -259,6 +267,29 @@ func (pg *Postgres) prepare(ctx context.Context, template string) error {
 	_, err = f.WriteString("\n" + conf.String())
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("write postgresql.conf: %w", err)
+	}
+	return nil
+}
+
+// addFiles writes the options' files into the data folder.
+func (pg *Postgres) addFiles() error {
+	files := maps.Clone(pg.opts.Files)
+	if pg.opts.HBA != "" {
+		if files == nil {
+			files = make(map[string][]byte)
+		}
+		files["pg_hba.conf"] = []byte("local all,replication all trust\n" + pg.opts.HBA)
+	}
+	for name, content := range files {
+		path := filepath.Join(pg.data(), name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+		if pg.user != nil {
+			if err := os.Chown(path, int(pg.user.uid), int(pg.user.gid)); err != nil {
+				return fmt.Errorf("give %s to user %s: %w", name, pg.user.name, err)
+			}
+		}
 	}
 	return nil
 }
@@ -332,6 +363,11 @@ func (pg *Postgres) DSNFor(user, password, database, addr string) string {
 		u.User = url.UserPassword(user, password)
 	}
 	return u.String()
+}
+
+// SocketDSN gives a connection string over the unix socket.
+func (pg *Postgres) SocketDSN() string {
+	return fmt.Sprintf("host=%s port=%d user=postgres dbname=postgres", pg.dir, pg.port)
 }
 
 // Connect opens a connection as user postgres over the unix socket, which never

@@ -1,0 +1,267 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/decode"
+)
+
+// slotState is one row of pg_replication_slots.
+type slotState struct {
+	name                   string
+	plugin, database, here string
+	temporary, active      bool
+	activePID              int32
+	status                 string // wal_status, "" where the server gives none
+	confirmed              uint64
+	restart                uint64 // the oldest WAL that it keeps, 0 when lost
+	current                uint64 // the server's own position
+	retained               int64
+	safe                   *int64
+	twoPhase               bool
+	// failover and synced are of PostgreSQL 17, invalidation of 17 and, as a
+	// conflict, of 16.
+	failover, synced bool
+	invalidation     string
+	inactiveSince    string
+}
+
+// readSlot gives nil where there is no such slot. Columns that only newer
+// servers have are read by name, so that one query serves all.
+func readSlot(ctx context.Context, conn *pgx.Conn, name string) (*slotState, error) {
+	st := slotState{name: name}
+	var confirmed, restart, current string
+	err := conn.QueryRow(ctx, `
+		SELECT coalesce(plugin, ''), coalesce(database, ''), current_database(), temporary, active, coalesce(active_pid, 0), coalesce(wal_status, ''),
+		       coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn, '0/0')::text, at::text,
+		       coalesce(pg_wal_lsn_diff(at, restart_lsn), 0)::int8, safe_wal_size,
+		       coalesce((j->>'two_phase')::bool, false), coalesce((j->>'failover')::bool, false), coalesce((j->>'synced')::bool, false),
+		       coalesce(j->>'invalidation_reason', CASE WHEN (j->>'conflicting')::bool THEN 'conflict' END, ''), coalesce(j->>'inactive_since', '')
+		FROM pg_replication_slots AS s, to_jsonb(s) AS j,
+		     (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END AS at) AS position
+		WHERE slot_name = $1`, name,
+	).Scan(&st.plugin, &st.database, &st.here, &st.temporary, &st.active, &st.activePID, &st.status, &confirmed, &restart, &current, &st.retained, &st.safe,
+		&st.twoPhase, &st.failover, &st.synced, &st.invalidation, &st.inactiveSince)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil //nolint:nilnil // absence is an answer
+	}
+	if err != nil {
+		return nil, classify(fmt.Sprintf("look up slot %q", name), err)
+	}
+	for text, into := range map[*string]*uint64{&confirmed: &st.confirmed, &restart: &st.restart, &current: &st.current} {
+		lsn, err := pglogrepl.ParseLSN(*text)
+		if err != nil {
+			return nil, fmt.Errorf("read the position of slot %q: %w", name, err)
+		}
+		*into = uint64(lsn)
+	}
+	return &st, nil
+}
+
+// lost tells whether the server has given the slot up.
+func (st *slotState) lost() bool { return st.status == "lost" || st.invalidation != "" }
+
+// behind is the WAL between what was confirmed and the server's position.
+func (st *slotState) behind() int64 {
+	return int64(st.current - min(st.current, st.confirmed)) //nolint:gosec // WAL of one server fits
+}
+
+// String says in a line what the slot is.
+func (st *slotState) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "confirmed up to %s, %s behind the server", decode.FormatLSN(st.confirmed), bytesText(st.behind()))
+	if st.status != "" {
+		fmt.Fprintf(&b, ", wal_status %s", st.status)
+	}
+	fmt.Fprintf(&b, ", %s of WAL retained", bytesText(st.retained))
+	if st.safe != nil && !st.lost() {
+		fmt.Fprintf(&b, ", %s left before max_slot_wal_keep_size", bytesText(*st.safe))
+	}
+	if st.active {
+		fmt.Fprintf(&b, ", in use by process %d", st.activePID)
+	}
+	if st.failover {
+		b.WriteString(", failover slot")
+	}
+	if st.synced {
+		b.WriteString(", mirrored from the primary")
+	}
+	return b.String()
+}
+
+// invalidations says what each of Postgres' reasons means and what would have
+// kept the slot.
+var invalidations = map[string]struct{ why, do string }{
+	"":                       {"the server has removed WAL that it needs", "raise max_slot_wal_keep_size"},
+	"wal_removed":            {"the server has removed WAL that it needs, since it kept more than max_slot_wal_keep_size", "raise max_slot_wal_keep_size"},
+	"rows_removed":           {"the primary has removed rows that decoding on this standby needs", "set hot_standby_feedback = on and primary_slot_name on the standby"},
+	"conflict":               {"it was in conflict with recovery on this standby: the primary has removed rows that decoding needs, or lowered wal_level", "set hot_standby_feedback = on and primary_slot_name on the standby"},
+	"wal_level_insufficient": {"the primary's wal_level was lowered below logical", "set wal_level = logical on the primary"},
+	"idle_timeout":           {"nobody read it for longer than idle_replication_slot_timeout", "raise idle_replication_slot_timeout above the longest planned pause, or set it to 0"},
+}
+
+// usable refuses a slot that cannot serve.
+func (st *slotState) usable(name string) error {
+	refused := func(reason decode.Reason, why, do string) error {
+		return &decode.Refusal{
+			Reason: reason, What: "slot", Where: name, Why: why,
+			Expected: "a permanent logical slot of the plug-in pgoutput in this database", Do: do,
+		}
+	}
+	switch {
+	case st.plugin == "":
+		return refused(decode.ReasonSetup, "it is a physical slot", "set PGSOURCE_SLOT to another name")
+	case st.plugin != "pgoutput":
+		return refused(decode.ReasonSetup, fmt.Sprintf("its plug-in is %q", st.plugin), "set PGSOURCE_SLOT to another name")
+	case st.database != st.here:
+		return refused(decode.ReasonSetup, fmt.Sprintf("it belongs to database %q, this is %q", st.database, st.here), "correct PGSOURCE_DSN or PGSOURCE_SLOT")
+	case st.temporary:
+		return refused(decode.ReasonSetup, "it is temporary", "set PGSOURCE_SLOT to another name")
+	case st.twoPhase:
+		// Prepared transactions would arrive at PREPARE, in messages that come
+		// with two_phase only, and be held or doubled.
+		return refused(decode.ReasonSetup, "its two_phase is on: it delivers prepared transactions before they are committed",
+			fmt.Sprintf("if nothing else uses it, and the tables can be loaded again: SELECT pg_drop_replication_slot(%s), then make it anew without two_phase; or set PGSOURCE_SLOT to another name", quoteLiteral(name)))
+	case st.lost():
+		words, ok := invalidations[st.invalidation]
+		if !ok {
+			words.why = fmt.Sprintf("the server has invalidated it (%s)", st.invalidation)
+			words.do = "look for the reason in the server's manual"
+		}
+		return refused(decode.ReasonGap,
+			fmt.Sprintf("it is lost: %s; every change after %s, %s of WAL until now, is lost to it", words.why, decode.FormatLSN(st.confirmed), bytesText(st.behind())),
+			fmt.Sprintf("load the tables again with a new slot: SELECT pg_drop_replication_slot(%s); SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); to keep it from happening again, %s",
+				quoteLiteral(name), quoteLiteral(name), words.do))
+	case st.synced && !st.failover:
+		return refused(decode.ReasonSetup, "it is a mirror of the primary's slot", "read from the primary, or promote this server")
+	}
+	return nil
+}
+
+// createSlot makes the slot, where it was allowed to and never had one.
+func (s *Source) createSlot(ctx context.Context, conn *pgx.Conn) (*slotState, error) {
+	if s.slotSeen.Load() {
+		return nil, s.slotDropped()
+	}
+	if !s.cfg.Create {
+		return nil, &decode.Refusal{
+			Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot, Why: "the server has none of this name",
+			Expected: "a logical slot of the plug-in pgoutput in this database",
+			Do: fmt.Sprintf("set PGSOURCE_CREATE=true, or run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); a new slot holds only changes made after it",
+				quoteLiteral(s.cfg.Slot)),
+		}
+	}
+	if !s.madePublication.Load() {
+		return nil, &decode.Refusal{
+			Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
+			Why:      "the publication is there and the slot is not: it was dropped, or this server was promoted without it",
+			Expected: "the slot that an earlier start made; a new one does not have what was committed before it",
+			Do: fmt.Sprintf("load the tables again and then run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); at a first start with a publication of your own, run it as well",
+				quoteLiteral(s.cfg.Slot)),
+		}
+	}
+	if err := s.makeSlot(ctx, conn); err != nil {
+		return nil, err
+	}
+	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	slot, err := readSlot(qctx, conn, s.cfg.Slot)
+	if err == nil && slot == nil {
+		err = fmt.Errorf("create slot %q: it vanished at once", s.cfg.Slot)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.log.WarnContext(ctx, "slot created: changes committed before it are not part of the stream", "slot", s.cfg.Slot, "lsn", decode.FormatLSN(slot.confirmed))
+	return slot, nil
+}
+
+// slotPatience is how long the creation of a slot may be silent: after that,
+// what it waits for is said.
+const slotPatience = 5 * time.Second
+
+// makeSlot creates the slot. The server first waits for every transaction that
+// was writing when it was asked, in any database, so there is a limit, and
+// those transactions are named meanwhile.
+func (s *Source) makeSlot(ctx context.Context, conn *pgx.Conn) error {
+	cctx, cancel := context.WithTimeout(ctx, createSlotTimeout)
+	defer cancel()
+	watching, stop := context.WithCancel(cctx)
+	var watcher sync.WaitGroup
+	var blockers string // written by the watcher, read after it has ended
+	watcher.Go(func() {
+		wait := slotPatience
+		for sleep(watching, wait) == nil {
+			s.cfg.Beat()
+			if found, err := s.slotBlockers(watching); err == nil && found != "" {
+				blockers = found
+				s.cfg.Report(Status{
+					Check: CheckSlot, Message: "making the slot waits for transactions that write: " + found,
+					Hint: "commit or end them, with SELECT pg_terminate_backend(PID) where nobody else can",
+				})
+				s.log.WarnContext(watching, "making the slot waits for transactions that write", "slot", s.cfg.Slot, "transactions", found)
+			}
+			wait = min(2*wait, 30*time.Second)
+		}
+	})
+	create := `SELECT pg_create_logical_replication_slot($1, 'pgoutput')`
+	if s.cfg.Failover {
+		create = `SELECT pg_create_logical_replication_slot($1, 'pgoutput', failover => true)`
+	}
+	_, err := conn.Exec(cctx, create, s.cfg.Slot)
+	stop()
+	watcher.Wait()
+	switch {
+	case err == nil:
+		return nil
+	case cctx.Err() != nil && ctx.Err() == nil:
+		if blockers == "" {
+			blockers = "none that this role may see; look at pg_stat_activity and pg_prepared_xacts, and on a standby run SELECT pg_log_standby_snapshot() on its primary"
+		}
+		return &outage{
+			what: fmt.Sprintf("create slot %q", s.cfg.Slot),
+			why:  fmt.Sprintf("it waits for every transaction that was writing, and %v were not enough: %s", createSlotTimeout, blockers),
+			do:   "commit or end the transactions that are named", err: err,
+		}
+	default:
+		return classify(fmt.Sprintf("create slot %q", s.cfg.Slot), err)
+	}
+}
+
+// maxBlockers bounds how many transactions are named.
+const maxBlockers = 5
+
+// slotBlockers names the oldest transactions that have written, "" where there
+// are none. Their statements are left out: they may contain data.
+func (s *Source) slotBlockers(ctx context.Context) (string, error) {
+	var lines []string
+	err := s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		rows, err := conn.Query(ctx, `
+			SELECT 'process ' || pid || coalesce(' of ' || quote_ident(usename), '') || coalesce(' in ' || quote_ident(datname), '') ||
+			       CASE WHEN application_name <> '' THEN ' (' || application_name || ')' ELSE '' END ||
+			       coalesce(', ' || state, '') || coalesce(', open for ' || date_trunc('second', clock_timestamp() - xact_start), '') AS line, xact_start AS began
+			FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+			UNION ALL
+			SELECT 'prepared transaction ' || quote_literal(gid) || ' of ' || quote_ident(owner) || ' in ' || quote_ident(database) ||
+			       ', prepared ' || date_trunc('second', clock_timestamp() - prepared) || ' ago: COMMIT PREPARED or ROLLBACK PREPARED it', prepared
+			FROM pg_prepared_xacts
+			ORDER BY began NULLS LAST LIMIT $1`, maxBlockers)
+		if err != nil {
+			return classify("look for what blocks the slot", err)
+		}
+		lines, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (line string, err error) {
+			var began *time.Time
+			return line, row.Scan(&line, &began)
+		})
+		return err
+	})
+	return strings.Join(lines, "; "), err
+}
