@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -293,7 +290,7 @@ func (s *sink) routes(schema *feldera.Schema, over func(what string)) ([]partiti
 func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watcher, incarnation string) (partition.Config, error) {
 	c := s.c
 	cfg := partition.Config{
-		Brokers: c.Brokers, Group: c.Group, ClientID: daemon, Version: ops.Version().Version,
+		Brokers: c.Brokers, Group: c.Group, InstanceID: c.InstanceID, ServerSide: c.GroupProtocol == config.Consumer, ClientID: daemon, Version: ops.Version().Version,
 		Routes: routes, Watcher: watcher, Incarnation: incarnation,
 		Start: partition.StartPolicy(c.Start), OnGap: partition.GapPolicy(c.OnGap),
 		Poison: partition.PoisonPolicy(c.Poison), DLQTopic: c.DLQTopic, PoisonLimit: c.PoisonLimit, PoisonWindow: c.PoisonWindow,
@@ -305,20 +302,19 @@ func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watche
 		StopNow: s.rt.StopNow, Logger: s.rt.Logger, Metrics: s.metrics,
 	}
 	if c.TLS {
-		cfg.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
-		if c.CAFile != "" {
-			pem, err := os.ReadFile(c.CAFile)
-			if err != nil {
-				return cfg, ops.WithExitCode(ops.ExitConfig, fmt.Errorf("read KAFKASINK_CA_FILE: %w", err))
-			}
-			cfg.TLS.RootCAs = x509.NewCertPool()
-			if !cfg.TLS.RootCAs.AppendCertsFromPEM(pem) {
-				return cfg, ops.WithExitCode(ops.ExitConfig, errors.New("KAFKASINK_CA_FILE holds no certificate in PEM form"))
-			}
+		var err error
+		cfg.TLS, err = partition.TLSConfig(partition.TLSFiles{CA: c.CAFile, Cert: c.ClientCertFile, Key: c.ClientKeyFile, ServerName: c.ServerName})
+		if err != nil {
+			return cfg, ops.WithExitCode(ops.ExitConfig, err)
 		}
 	}
 	if c.SASLMechanism != "" {
-		cfg.SASL = &partition.SASL{Mechanism: c.SASLMechanism, User: c.SASLUser, Password: c.SASLPassword.Value}
+		cfg.SASL = &partition.SASL{
+			Mechanism: c.SASLMechanism, User: c.SASLUser, Password: c.SASLPassword.Value, TokenURL: c.SASLTokenURL, Scope: c.SASLScope,
+		}
+		if c.SASLToken.IsSet() {
+			cfg.SASL.Token = c.SASLToken.Value
+		}
 	}
 	return cfg, nil
 }

@@ -37,6 +37,8 @@ const (
 	Skip      = "skip"
 	DLQ       = "dlq"
 	Continue  = "continue"
+	Classic   = "classic"
+	Consumer  = "consumer"
 	Drain     = "drain"
 	Abandon   = "abandon"
 )
@@ -46,6 +48,8 @@ const (
 	SASLPlain       = "plain"
 	SASLScramSHA256 = "scram-sha-256"
 	SASLScramSHA512 = "scram-sha-512"
+	SASLOAuthBearer = "oauthbearer"
+	SASLAWSMSKIAM   = "aws-msk-iam"
 )
 
 // Tags of a setting, beside the `env` and `envDefault` of caarlos0/env:
@@ -107,6 +111,8 @@ type KafkaSink struct {
 
 	Brokers          []string      `env:"KAFKASINK_BROKERS,required" form:"brokers" example:"kafka-1:9092,kafka-2:9092" help:"Brokers to ask first, separated by commas, each as host:port."`
 	Group            string        `env:"KAFKASINK_GROUP" envDefault:"holdfast" form:"group" help:"Consumer group. Its committed offsets are the acknowledged positions."`
+	InstanceID       string        `env:"KAFKASINK_INSTANCE_ID" form:"group" example:"kafkasink-0" help:"Makes this a static member of the group (group.instance.id): after a stop its partitions wait for it until the session time-out, so that a quick restart moves nothing. No two processes may have the same. Not set: a dynamic member, which leaves the group at a stop."`
+	GroupProtocol    string        `env:"KAFKASINK_GROUP_PROTOCOL" envDefault:"classic" oneof:"classic|consumer" help:"How the group assigns partitions: classic, by its members; or consumer, by the brokers (KIP-848), which takes brokers of version 4.3 or newer and has its session time-out on the broker (group.consumer.session.timeout.ms), above which KAFKASINK_SESSION_TIMEOUT must not be. All members must have the same."`
 	Topics           TopicMappings `env:"KAFKASINK_TOPICS,required" example:"orders=orders:json,items=items:json" help:"Topics to carry, separated by commas, each as topic=feldera_table:format. The format is json."`
 	Start            string        `env:"KAFKASINK_START" envDefault:"earliest" oneof:"earliest|latest|stop" help:"Where to begin on a partition for which the group has never committed: the oldest record, after the newest, or stop and ask."`
 	OnGap            string        `env:"KAFKASINK_ON_GAP" envDefault:"stop" oneof:"stop|continue" help:"What comes next in the log is gone (retention, truncation, a topic made anew): stop with the numbers, or go on from the oldest record there is and count the gap."`
@@ -127,9 +133,15 @@ type KafkaSink struct {
 	RebalanceTimeout time.Duration `env:"KAFKASINK_REBALANCE_TIMEOUT" envDefault:"1m" min:"1s" max:"30m" help:"How long the group waits for members in a rebalance. At least twice KAFKASINK_DRAIN_TIMEOUT."`
 	TLS              bool          `env:"KAFKASINK_TLS" envDefault:"false" help:"Speak TLS to the brokers."`
 	CAFile           string        `env:"KAFKASINK_CA_FILE" form:"cafile" example:"/etc/holdfast/kafka-ca.pem" help:"PEM file with the certificates that sign the brokers'. Needs KAFKASINK_TLS. Not set: the system's roots."`
-	SASLMechanism    string        `env:"KAFKASINK_SASL_MECHANISM" oneof:"plain|scram-sha-256|scram-sha-512" help:"How to log in to the brokers. Not set: no login. plain sends the password as it is, so use it with KAFKASINK_TLS."`
-	SASLUser         string        `env:"KAFKASINK_SASL_USER" form:"text" example:"holdfast" help:"User for KAFKASINK_SASL_MECHANISM."`
-	SASLPassword     Secret        `env:"KAFKASINK_SASL_PASSWORD" form:"text" example:"correct horse" help:"Password for KAFKASINK_SASL_USER."`
+	ClientCertFile   string        `env:"KAFKASINK_CLIENT_CERT_FILE" form:"cafile" example:"/etc/holdfast/kafka-client.pem" help:"PEM file with the client's certificate, for brokers that ask for one; read again for each connection. Needs KAFKASINK_TLS and KAFKASINK_CLIENT_KEY_FILE."`
+	ClientKeyFile    string        `env:"KAFKASINK_CLIENT_KEY_FILE" form:"keyfile" example:"/etc/holdfast/kafka-client.key" help:"PEM file with the unencrypted key of KAFKASINK_CLIENT_CERT_FILE; read again for each connection."`
+	ServerName       string        `env:"KAFKASINK_SERVER_NAME" form:"text" example:"kafka.internal" help:"Name to expect in the brokers' certificates. Not set: the one that is dialed. Needs KAFKASINK_TLS."`
+	SASLMechanism    string        `env:"KAFKASINK_SASL_MECHANISM" oneof:"plain|scram-sha-256|scram-sha-512|oauthbearer|aws-msk-iam" help:"How to log in to the brokers. Not set: no login. plain and oauthbearer send the secret as it is, so use them with KAFKASINK_TLS."`
+	SASLUser         string        `env:"KAFKASINK_SASL_USER" form:"text" example:"holdfast" help:"User for KAFKASINK_SASL_MECHANISM: the client's id where a token is fetched, the access key id for aws-msk-iam."`
+	SASLPassword     Secret        `env:"KAFKASINK_SASL_PASSWORD" form:"text" example:"correct horse" help:"Password for KAFKASINK_SASL_USER: the client's secret where a token is fetched, the secret access key for aws-msk-iam."`
+	SASLToken        Secret        `env:"KAFKASINK_SASL_TOKEN" form:"token" example:"eyJhbGciOiJub25lIn0.e30." help:"Bearer token for oauthbearer, mostly given as a file that something else keeps fresh; the session token for aws-msk-iam, where there is one."`
+	SASLTokenURL     string        `env:"KAFKASINK_SASL_TOKEN_URL" form:"tokenurl" example:"https://login.example.com/oauth2/token" help:"Endpoint that gives oauthbearer a token by the client credentials grant, for KAFKASINK_SASL_USER and KAFKASINK_SASL_PASSWORD. Not together with KAFKASINK_SASL_TOKEN."`
+	SASLScope        string        `env:"KAFKASINK_SASL_SCOPE" form:"text" example:"kafka" help:"Scope to ask for at KAFKASINK_SASL_TOKEN_URL."`
 	AckOn            string        `env:"KAFKASINK_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What offsets wait for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start. Batches stay in flight until then, so raise KAFKASINK_IN_FLIGHT."`
 	OnRefusal        string        `env:"KAFKASINK_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act for all partitions: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	Unrepresentable  string        `env:"KAFKASINK_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold: refuse the record, or send NULL where the column allows it."`
@@ -179,22 +191,13 @@ func LoadKafkaSink(environ []string) (*KafkaSink, error) {
 	r.require(c.RebalanceTimeout >= 2*c.DrainTimeout, "KAFKASINK_REBALANCE_TIMEOUT",
 		"is less than twice KAFKASINK_DRAIN_TIMEOUT, so the group would give up on a member that is still draining",
 		"at least 2 x KAFKASINK_DRAIN_TIMEOUT", "KAFKASINK_DRAIN_TIMEOUT")
-	r.require(c.CAFile == "" || c.TLS, "KAFKASINK_CA_FILE", "is set although KAFKASINK_TLS is false",
-		"only together with KAFKASINK_TLS=true", "KAFKASINK_TLS")
 	r.require(c.Poison != DLQ || c.DLQTopic != "", "KAFKASINK_DLQ_TOPIC", "is not set although KAFKASINK_POISON is dlq",
 		"the name of a topic", "KAFKASINK_POISON")
 	for _, t := range c.Topics {
 		r.require(c.DLQTopic == "" || t.Topic != c.DLQTopic, "KAFKASINK_DLQ_TOPIC", "is one of KAFKASINK_TOPICS, so a bad record would come round for ever",
 			"a topic of its own", "KAFKASINK_TOPICS")
 	}
-	login := c.SASLMechanism != ""
-	r.require(!login || c.SASLUser != "", "KAFKASINK_SASL_USER", "is not set although KAFKASINK_SASL_MECHANISM is",
-		"a user name", "KAFKASINK_SASL_MECHANISM")
-	r.require(!login || c.SASLPassword.IsSet(), "KAFKASINK_SASL_PASSWORD", "is not set although KAFKASINK_SASL_MECHANISM is",
-		"a password, here or in the file that KAFKASINK_SASL_PASSWORD_FILE names", "KAFKASINK_SASL_MECHANISM")
-	r.require(login || (c.SASLUser == "" && !c.SASLPassword.IsSet()), "KAFKASINK_SASL_MECHANISM",
-		"is not set although KAFKASINK_SASL_USER or KAFKASINK_SASL_PASSWORD is", "plain, scram-sha-256 or scram-sha-512",
-		"KAFKASINK_SASL_USER", "KAFKASINK_SASL_PASSWORD")
+	c.connection(r)
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err
 	}

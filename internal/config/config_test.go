@@ -105,7 +105,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKafka := &KafkaSink{
-		Feldera: want.Feldera, Brokers: []string{"k1:9092"}, Group: "holdfast",
+		Feldera: want.Feldera, Brokers: []string{"k1:9092"}, Group: "holdfast", GroupProtocol: Classic,
 		Topics: TopicMappings{{Topic: "orders", Table: "orders", Format: FormatJSON}},
 		Start:  Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
@@ -205,9 +205,19 @@ func TestFaultsOfOneSetting(t *testing.T) {
 		{"KAFKASINK_LANE_MEMORY=1GiB", "KAFKASINK_LANE_MEMORY is above KAFKASINK_MEMORY_LIMIT"},
 		{"KAFKASINK_SASL_USER=marker", "KAFKASINK_SASL_MECHANISM is not set although KAFKASINK_SASL_USER or KAFKASINK_SASL_PASSWORD is"},
 		{"KAFKASINK_SASL_PASSWORD=marker", "KAFKASINK_SASL_MECHANISM is not set although"},
+		{"KAFKASINK_SASL_TOKEN=marker", "KAFKASINK_SASL_MECHANISM is not set although"},
+		{"KAFKASINK_SASL_MECHANISM=oauthbearer", "KAFKASINK_SASL_TOKEN or KAFKASINK_SASL_TOKEN_URL is what oauthbearer takes"},
+		{"KAFKASINK_SASL_MECHANISM=plain KAFKASINK_SASL_USER=u KAFKASINK_SASL_PASSWORD=p KAFKASINK_SASL_TOKEN=marker", "KAFKASINK_SASL_TOKEN is set although KAFKASINK_SASL_MECHANISM has no use for it"},
+		{"KAFKASINK_SASL_MECHANISM=oauthbearer KAFKASINK_SASL_USER=u KAFKASINK_SASL_PASSWORD=p KAFKASINK_SASL_TOKEN_URL=http://login.example.com/marker", "KAFKASINK_SASL_TOKEN_URL would send the client's secret without TLS"},
+		{"KAFKASINK_SERVER_NAME=marker", "KAFKASINK_SERVER_NAME is set although KAFKASINK_TLS is false"},
+		{"KAFKASINK_TLS=true KAFKASINK_CLIENT_CERT_FILE=/marker", "KAFKASINK_CLIENT_CERT_FILE names a file that cannot be opened"},
+		{"KAFKASINK_TLS=true KAFKASINK_CLIENT_KEY_FILE=/marker", "KAFKASINK_CLIENT_KEY_FILE names a file that cannot be opened"},
+		{"KAFKASINK_POISON=dlq", "KAFKASINK_DLQ_TOPIC is not set although KAFKASINK_POISON is dlq"},
+		{"KAFKASINK_DLQ_TOPIC=orders", "KAFKASINK_DLQ_TOPIC is one of KAFKASINK_TOPICS"},
+		{"KAFKASINK_DLQ_TOPIC=mark/er", "KAFKASINK_DLQ_TOPIC is not a name that a topic can have"},
 	} {
 		t.Run(tc.env, func(t *testing.T) {
-			_, err := LoadKafkaSink(append([]string{tc.env}, minimalKafka()...))
+			_, err := LoadKafkaSink(append(strings.Fields(tc.env), minimalKafka()...))
 			checkFault(t, err, tc.want)
 		})
 	}
@@ -469,6 +479,12 @@ func TestTable(t *testing.T) {
 			for prefix, base := range map[string][]string{pgsourcePrefix: minimalPG(), kafkasinkPrefix: minimalKafka("KAFKASINK_SASL_MECHANISM=plain", "KAFKASINK_SASL_USER=u", "KAFKASINK_SASL_PASSWORD=p")} {
 				if !strings.HasPrefix(s.Name, prefix) && !strings.HasPrefix(s.Name, felderaPrefix) {
 					continue
+				}
+				switch s.Name {
+				case "KAFKASINK_SERVER_NAME":
+					base = append(base, "KAFKASINK_TLS=true")
+				case "KAFKASINK_SASL_TOKEN", "KAFKASINK_SASL_TOKEN_URL":
+					base = minimalKafka("KAFKASINK_SASL_MECHANISM=oauthbearer", "KAFKASINK_SASL_USER=u", "KAFKASINK_SASL_PASSWORD=p")
 				}
 				if _, err := loaders()[prefix](append([]string{s.Name + "=" + s.Example}, base...)); err != nil {
 					t.Errorf("example of %s: %v", s.Name, err)

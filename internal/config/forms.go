@@ -2,6 +2,7 @@ package config
 
 import (
 	"crypto/x509"
+	"encoding/pem"
 	"io"
 	"net"
 	"net/url"
@@ -29,6 +30,8 @@ func forms() map[string]form {
 		"pipeline": {"1 to 100 letters, digits, - and _", checkPipeline},
 		"token":    {"visible ASCII characters without spaces", checkToken},
 		"cafile":   {"a readable file with at least one PEM certificate, at most " + Size(maxCABytes).String(), checkCAFile},
+		"keyfile":  {"a readable file with an unencrypted PEM key, at most " + Size(maxCABytes).String(), checkKeyFile},
+		"tokenurl": {"an https URL without user, password, query or fragment; http for a host of this machine", checkTokenURL},
 		"dsn":      {"postgres://user:password@host:port/database?option=value, or option=value pairs separated by spaces", checkDSN},
 		"slot":     {"1 to 63 of a to z, 0 to 9 and _", checkSlot},
 		"pgname":   {"1 to 63 bytes of UTF-8 without control characters", checkPGName},
@@ -80,21 +83,60 @@ func checkToken(text string) error {
 }
 
 func checkCAFile(path string) error {
-	f, err := os.Open(path) //nolint:gosec // the operator names the file
-	if err != nil {
-		return wrong("names a file that cannot be opened (%v)", withoutPath(err))
-	}
-	defer func() { _ = f.Close() }() // read only: nothing can be lost
-	pem, err := io.ReadAll(io.LimitReader(f, maxCABytes+1))
-	switch {
-	case err != nil:
-		return wrong("names a file that cannot be read (%v)", withoutPath(err))
-	case len(pem) > maxCABytes:
-		return wrong("names a file that is too large")
-	case !x509.NewCertPool().AppendCertsFromPEM(pem):
+	text, err := readPEMFile(path)
+	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
 		return wrong("names a file without a PEM certificate")
 	}
+	return err
+}
+
+func checkKeyFile(path string) error {
+	text, err := readPEMFile(path)
+	if err != nil {
+		return err
+	}
+	for len(text) > 0 {
+		block, rest := pem.Decode(text)
+		if block == nil {
+			break
+		}
+		if strings.HasSuffix(block.Type, "PRIVATE KEY") {
+			if strings.HasPrefix(block.Type, "ENCRYPTED") || block.Headers["DEK-Info"] != "" {
+				return wrong("names a file with an encrypted key")
+			}
+			return nil
+		}
+		text = rest
+	}
+	return wrong("names a file without a PEM key")
+}
+
+// checkTokenURL keeps a secret from being sent in the clear over a network.
+func checkTokenURL(text string) error {
+	if err := checkURL(text); err != nil {
+		return err
+	}
+	u, err := url.Parse(text)
+	if err == nil && u.Scheme == "http" && u.Hostname() != "localhost" && !net.ParseIP(u.Hostname()).IsLoopback() {
+		return wrong("would send the client's secret without TLS")
+	}
 	return nil
+}
+
+func readPEMFile(path string) ([]byte, error) {
+	f, err := os.Open(path) //nolint:gosec // the operator names the file
+	if err != nil {
+		return nil, wrong("names a file that cannot be opened (%v)", withoutPath(err))
+	}
+	defer func() { _ = f.Close() }() // read only: nothing can be lost
+	text, err := io.ReadAll(io.LimitReader(f, maxCABytes+1))
+	switch {
+	case err != nil:
+		return nil, wrong("names a file that cannot be read (%v)", withoutPath(err))
+	case len(text) > maxCABytes:
+		return nil, wrong("names a file that is too large")
+	}
+	return text, nil
 }
 
 // checkDSN refuses what is plainly no connection string. The driver has the

@@ -102,9 +102,9 @@ func typeName(s Setting, t reflect.Type) (string, error) {
 		switch {
 		case s.OneOf != nil:
 			return "enum", nil
-		case s.form == "url":
+		case s.form == "url", s.form == "tokenurl":
 			return "url", nil
-		case s.form == "cafile":
+		case s.form == "cafile", s.form == "keyfile":
 			return "file", nil
 		}
 		return "text", nil

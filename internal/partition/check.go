@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -33,33 +34,59 @@ func Preflights(cfg Config) []Preflight {
 			if err != nil {
 				return fmt.Errorf("configure client: %w", err)
 			}
-			client, err := kgo.NewClient(opts...)
+			dialed := &membership{cfg: &cfg}
+			client, err := kgo.NewClient(append(opts, kgo.WithHooks(dialed))...)
 			if err != nil {
 				return fmt.Errorf("make client: %w", err)
 			}
 			defer client.Close()
-			return look(ctx, &cfg, kadm.NewClient(client))
+			err = look(ctx, &cfg, kadm.NewClient(client))
+			// A look that ends by its time says nothing; the last dial says why.
+			if why := dialed.dialErr(); err != nil && why != nil && !errors.As(err, new(*decode.Refusal)) {
+				return cfg.explain("reach the brokers "+strings.Join(cfg.Brokers, ","), why)
+			}
+			return err
 		}
 	}
 	return []Preflight{
 		{"kafka brokers", with(checkBrokers)},
 		{"kafka topics", with(checkTopics)},
 		{"kafka group", with(checkGroup)},
+		{"kafka dead letters", with(checkDeadLetters)},
 	}
+}
+
+// checkDeadLetters looks for the dead-letter topic. Whether it may be written
+// is only known by writing.
+func checkDeadLetters(ctx context.Context, cfg *Config, admin *kadm.Client) error {
+	if cfg.DLQTopic == "" {
+		return nil
+	}
+	topics, err := admin.ListTopics(ctx, cfg.DLQTopic)
+	if err != nil {
+		return cfg.explain("look up the dead-letter topic", err)
+	}
+	return topicFault(topics, cfg.DLQTopic)
 }
 
 func checkBrokers(ctx context.Context, cfg *Config, admin *kadm.Client) error {
 	found, err := admin.BrokerMetadata(ctx)
 	switch {
-	case errors.Is(err, kerr.SaslAuthenticationFailed):
-		return &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "login", Where: strings.Join(cfg.Brokers, ","),
-			Why: "the brokers do not accept user and password", Do: "check KAFKASINK_SASL_MECHANISM, KAFKASINK_SASL_USER and KAFKASINK_SASL_PASSWORD", Err: err,
-		}
 	case err != nil:
 		return cfg.explain("reach the brokers", err)
 	case len(found.Brokers) == 0:
 		return fmt.Errorf("reach the brokers: %s named no brokers", strings.Join(cfg.Brokers, ","))
+	}
+	// Each by the address that it gives, which may be another than ours.
+	versions, err := admin.ApiVersions(ctx)
+	if err != nil {
+		return cfg.explain("reach each broker", err)
+	}
+	for _, b := range versions {
+		if b.Err != nil {
+			at := found.Brokers[slices.IndexFunc(found.Brokers, func(d kadm.BrokerDetail) bool { return d.NodeID == b.NodeID })]
+			return cfg.explain("reach each broker", cfg.explainDial(at, b.Err))
+		}
 	}
 	return nil
 }

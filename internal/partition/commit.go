@@ -230,7 +230,11 @@ func (s *session) settle(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitR
 			}
 		}
 	}
-	if expelled != nil {
+	switch {
+	case errors.Is(expelled, kerr.FencedInstanceID):
+		s.fatal(s.cfg.explain("commit offsets", expelled)) // to join anew would put the other one out
+		return expelled
+	case expelled != nil:
 		s.expelled(expelled)
 		return expelled
 	}

@@ -113,6 +113,12 @@ type Config struct {
 	Group   string
 	// ClientID defaults to "kafkasink".
 	ClientID string
+	// InstanceID, if not empty, makes the member static: the group keeps its
+	// partitions for it through a restart. No two processes may share one.
+	InstanceID string
+	// ServerSide has the brokers assign partitions (KIP-848). It takes brokers
+	// that do, and all of the group's members.
+	ServerSide bool
 	// Version is the software version told to the brokers.
 	Version string
 	Routes  []Route
@@ -179,16 +185,6 @@ type Config struct {
 	Options []kgo.Opt
 
 	breaker *breaker // outlives the sessions
-}
-
-// SASL is how to authenticate to the brokers.
-type SASL struct {
-	// Mechanism is "plain", "scram-sha-256" or "scram-sha-512".
-	Mechanism string
-	User      string
-	// Password is asked for each time a connection authenticates, so that a
-	// rotated secret is found.
-	Password func() (string, error)
 }
 
 func orDefault[T comparable](v *T, def T) {

@@ -54,6 +54,10 @@ func (s *session) fetchFailed(ctx context.Context, topic string, partition int32
 		return
 	}
 	s.cfg.Metrics.fetchErrors.Inc()
+	if errors.Is(err, kerr.FencedInstanceID) { // to join anew would put the other one out, and so on
+		s.fatal(s.cfg.explain(fmt.Sprintf("take part in group %q", s.cfg.Group), err))
+		return
+	}
 	s.mu.Lock()
 	h := s.lanes[place{topic, partition}]
 	if h == nil {

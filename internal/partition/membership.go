@@ -12,7 +12,7 @@ import (
 // membership knows how long the broker still counts this process as a member
 // of the group for certain.
 //
-// It watches the client's requests: the answer to a Heartbeat or SyncGroup
+// It watches the client's requests: the answer to a heartbeat or SyncGroup
 // proves that the coordinator restarted the session's timer no earlier than
 // the request was written, so that instant is what counts, not the answer's.
 // The answer's error code is not visible here. One that says that the member
@@ -29,6 +29,7 @@ import (
 // remaining() > 0 has ended before the next owner's first.
 type membership struct {
 	session, margin time.Duration
+	cfg             *Config
 	// renewed is called, on the client's goroutine, when a session that had
 	// run out is answered again.
 	renewed func()
@@ -44,7 +45,10 @@ var (
 )
 
 // OnBrokerConnect is called by the client after each attempt to connect.
-func (m *membership) OnBrokerConnect(_ kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+func (m *membership) OnBrokerConnect(at kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+	if err != nil {
+		err = m.cfg.explainDial(at, err)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.dial = err
@@ -59,7 +63,12 @@ func (m *membership) dialErr() error {
 
 // OnBrokerE2E is called by the client after each exchange with a broker.
 func (m *membership) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e2e kgo.BrokerE2E) {
-	if e2e.Err() != nil || key != int16(kmsg.Heartbeat) && key != int16(kmsg.SyncGroup) {
+	switch kmsg.Key(key) {
+	case kmsg.Heartbeat, kmsg.SyncGroup, kmsg.ConsumerGroupHeartbeat:
+	default:
+		return
+	}
+	if e2e.Err() != nil {
 		return
 	}
 	now := time.Now()

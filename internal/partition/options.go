@@ -2,18 +2,10 @@ package partition
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/sasl"
-	"github.com/twmb/franz-go/pkg/sasl/plain"
-	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 // connection gives the options that any client to the brokers needs.
@@ -46,6 +38,15 @@ func (s *session) consumerOptions(ctx context.Context) ([]kgo.Opt, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.cfg.InstanceID != "" {
+		opts = append(opts, kgo.InstanceID(s.cfg.InstanceID))
+	}
+	balancers := kgo.Balancers(kgo.CooperativeStickyBalancer())
+	if s.cfg.ServerSide {
+		// The client takes the brokers' assignment only beside one of its
+		// eager balancers, whose name it sends as the assignor to use.
+		opts, balancers = append(opts, kgo.ServerSideBalancer()), kgo.Balancers(kgo.StickyBalancer())
+	}
 	return append(opts,
 		kgo.ConsumerGroup(s.cfg.Group),
 		kgo.ConsumeTopics(s.cfg.topics()...),
@@ -58,7 +59,7 @@ func (s *session) consumerOptions(ctx context.Context) ([]kgo.Opt, error) {
 		kgo.OnPartitionsLost(s.onLost),
 		kgo.OnOffsetsFetched(s.onOffsetsFetched),
 		kgo.AdjustFetchOffsetsFn(s.placeLanes),
-		kgo.Balancers(kgo.CooperativeStickyBalancer()),
+		balancers,
 		kgo.SessionTimeout(s.cfg.SessionTimeout),
 		kgo.HeartbeatInterval(s.cfg.HeartbeatInterval),
 		kgo.RebalanceTimeout(s.cfg.RebalanceTimeout),
@@ -78,36 +79,6 @@ func (s *session) consumerOptions(ctx context.Context) ([]kgo.Opt, error) {
 		kgo.MaxDecompressBatchBytes(128<<20),
 		kgo.WithHooks(s.member),
 	), nil
-}
-
-// mechanism makes the client's SASL mechanism.
-func (s *SASL) mechanism() (sasl.Mechanism, error) {
-	if s.User == "" || s.Password == nil {
-		return nil, errors.New("SASL needs a user and a password")
-	}
-	ask := func() (string, error) {
-		pass, err := s.Password()
-		if err != nil {
-			return "", fmt.Errorf("read SASL password: %w", err)
-		}
-		return pass, nil
-	}
-	scramAuth := func(context.Context) (scram.Auth, error) {
-		pass, err := ask()
-		return scram.Auth{User: s.User, Pass: pass}, err
-	}
-	switch strings.ToLower(s.Mechanism) {
-	case "plain":
-		return plain.Plain(func(context.Context) (plain.Auth, error) {
-			pass, err := ask()
-			return plain.Auth{User: s.User, Pass: pass}, err
-		}), nil
-	case "scram-sha-256":
-		return scram.Sha256(scramAuth), nil
-	case "scram-sha-512":
-		return scram.Sha512(scramAuth), nil
-	}
-	return nil, fmt.Errorf("SASL mechanism %q is not plain, scram-sha-256 or scram-sha-512", s.Mechanism)
 }
 
 // driverLog hands the client library's log to ours, one level lower: what it
@@ -137,20 +108,4 @@ func (d driverLog) Log(level kgo.LogLevel, msg string, keyvals ...any) {
 	case kgo.LogLevelInfo, kgo.LogLevelDebug, kgo.LogLevelNone:
 	}
 	d.log.Log(d.ctx, l, "kafka client", slog.String("detail", msg), slog.Group("client", keyvals...))
-}
-
-// explain names the operation that failed and, for a connection that was cut
-// or never made, says so first: the client library's own message asks whether
-// SASL is missing, which sends people after the wrong thing when a broker is
-// merely restarting.
-func (c *Config) explain(doing string, err error) error {
-	var early *kgo.ErrFirstReadEOF
-	var network net.Error
-	switch {
-	case errors.As(err, &early), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%s: a broker of %s closed the connection, as one does that restarts, or that expects TLS or SASL; the client library says: %w", doing, strings.Join(c.Brokers, ","), err)
-	case errors.As(err, &network):
-		return fmt.Errorf("%s: no answer from a broker of %s: %w", doing, strings.Join(c.Brokers, ","), err)
-	}
-	return fmt.Errorf("%s: %w", doing, err)
 }

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -9,6 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"holdfast/internal/decode"
 )
 
 // shared waits until two members have n partitions between them, each some.
@@ -265,7 +268,7 @@ func TestWaitSurvivesLossAndShutdown(t *testing.T) {
 }
 
 func TestFencedCommitKillsAllLanesAndJoinsAnew(t *testing.T) {
-	for _, code := range []*kerr.Error{kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.FencedInstanceID} {
+	for _, code := range []*kerr.Error{kerr.IllegalGeneration, kerr.UnknownMemberID} {
 		t.Run(code.Message, func(t *testing.T) {
 			bubble(t, func(w *world) {
 				t := w.t
@@ -287,6 +290,27 @@ func TestFencedCommitKillsAllLanesAndJoinsAnew(t *testing.T) {
 			}, kfake.SeedTopics(2, topic))
 		})
 	}
+}
+
+// Two processes with one instance id would put each other out for ever.
+func TestFencedInstanceIDEndsTheRun(t *testing.T) {
+	bubble(t, func(w *world) {
+		t := w.t
+		m := w.start(func(c *Config) { c.InstanceID = "kafkasink-0" })
+		w.eventually("taken", func() bool { return m.owns() == 2 })
+		w.pass(2 * time.Second)
+		w.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Err: kerr.FencedInstanceID})
+		w.fill(topic, 0, 5)
+		<-m.done
+		var refused *decode.Refusal
+		if !errors.As(m.err, &refused) || refused.Reason != decode.ReasonSetup {
+			t.Fatalf("it ended with %v", m.err)
+		}
+		wantText(t, m.err, "KAFKASINK_INSTANCE_ID", "kafkasink-0")
+		if n := m.Snapshot().Expulsions; n != 0 {
+			t.Errorf("it joined anew %d times", n)
+		}
+	}, kfake.SeedTopics(2, topic))
 }
 
 // The client library keeps fetching from where it was when the group expels

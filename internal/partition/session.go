@@ -140,7 +140,7 @@ func newSession(cfg *Config) *session {
 	}
 	s.changed.init()
 	s.breaker = cfg.breaker
-	s.member = &membership{session: cfg.SessionTimeout, margin: cfg.SessionMargin, renewed: s.wakeSenders}
+	s.member = &membership{cfg: cfg, session: cfg.SessionTimeout, margin: cfg.SessionMargin, renewed: s.wakeSenders}
 	for i := range cfg.Routes {
 		r := &cfg.Routes[i]
 		s.routes[r.Topic] = r

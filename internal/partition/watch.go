@@ -63,7 +63,7 @@ func (s *session) lookAtTopics(ctx context.Context) bool {
 		if dialed := s.member.dialErr(); dialed != nil {
 			err = dialed
 		}
-		err = fmt.Errorf("reach the brokers %s: %w", strings.Join(s.cfg.Brokers, ","), err)
+		err = s.cfg.explain("reach the brokers "+strings.Join(s.cfg.Brokers, ","), err)
 	default:
 		for _, name := range s.cfg.topics() {
 			if fault := topicFault(topics, name); fault != nil {

@@ -27,6 +27,12 @@ import (
 type KafkaOptions struct {
 	// Settings win over the harness's own broker settings, by Kafka's names.
 	Settings map[string]string
+	// Listeners gives further listeners, of a security protocol each, by names
+	// of their own. [Kafka.Listener] gives their addresses.
+	Listeners map[string]string
+	// Scram gives users that exist from the start: the values of the format
+	// tool's --add-scram.
+	Scram []string
 }
 
 // Kafka is a real Apache Kafka broker, controller and broker in one process
@@ -36,11 +42,12 @@ type KafkaOptions struct {
 type Kafka struct {
 	Brokers
 
-	files    kafkaFiles
-	dir      string // holds the log folder and the two configuration files
-	releases []func()
-	log      *Log
-	proc     *Process // nil while stopped
+	files     kafkaFiles
+	listeners map[string]string
+	dir       string // holds the log folder and the two configuration files
+	releases  []func()
+	log       *Log
+	proc      *Process // nil while stopped
 }
 
 const (
@@ -138,6 +145,18 @@ func (k *Kafka) prepare(ctx context.Context, opts KafkaOptions) error {
 		"log.retention.check.interval.ms": "2000",
 		"auto.create.topics.enable":       "false",
 	}
+	k.listeners = make(map[string]string)
+	for _, name := range slices.Sorted(maps.Keys(opts.Listeners)) {
+		port, release, err := ReservePort()
+		if err != nil {
+			return err
+		}
+		k.releases = append(k.releases, release)
+		k.listeners[name] = loopback(port)
+		settings["listeners"] += "," + name + "://" + loopback(port)
+		settings["advertised.listeners"] += "," + name + "://" + loopback(port)
+		settings["listener.security.protocol.map"] += "," + name + ":" + opts.Listeners[name]
+	}
 	maps.Copy(settings, opts.Settings)
 	var conf strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
@@ -156,8 +175,11 @@ func (k *Kafka) prepare(ctx context.Context, opts KafkaOptions) error {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
 	id[0] &= 0x7f           // an id must not begin with "-"
-	_, err = output(ctx, k.java(tool, nil, "format",
-		"--cluster-id", base64.RawURLEncoding.EncodeToString(id[:]), "--config", k.conf()))
+	format := []string{"format", "--cluster-id", base64.RawURLEncoding.EncodeToString(id[:]), "--config", k.conf()}
+	for _, user := range opts.Scram {
+		format = append(format, "--add-scram", user)
+	}
+	_, err = output(ctx, k.java(tool, nil, format...))
 	if err != nil {
 		return fmt.Errorf("format the broker's folder: %w", err)
 	}
@@ -262,6 +284,9 @@ func (k *Kafka) Close() error {
 	k.releases = nil
 	return os.RemoveAll(k.dir)
 }
+
+// Listener gives the address of a listener by its name in the options.
+func (k *Kafka) Listener(name string) string { return k.listeners[name] }
 
 // Log gives what the broker has written, over restarts.
 func (k *Kafka) Log() *Log { return k.log }
