@@ -343,7 +343,7 @@ func (c *cursor) tuple(rel *Relation, dst []Value, keyOnly bool) ([]Value, error
 				return dst, nil
 			}
 			var refused *Refusal
-			if v, refused = textValue(col, raw); refused != nil {
+			if v, refused = TextValue(col.TypeOID, raw); refused != nil {
 				refused.Where = rel.String() + "." + col.Name
 				return dst, refused
 			}
@@ -379,12 +379,12 @@ const (
 	oidXid8    = 5069
 )
 
-// textValue classifies a value in Postgres' text form. Numbers pass as they
+// TextValue classifies a value of a type in Postgres' text form. Numbers pass as they
 // stand: with the session settings that internal/wal pins, Postgres writes
 // them in JSON's grammar, apart from NaN and the infinities.
-func textValue(col *Column, raw []byte) (Value, *Refusal) {
+func TextValue(typeOID uint32, raw []byte) (Value, *Refusal) {
 	v := Value{State: Set, Kind: Text, Bytes: raw}
-	switch col.TypeOID {
+	switch typeOID {
 	case oidBool:
 		v.Kind = Bool
 		switch string(raw) {

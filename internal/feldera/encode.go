@@ -43,6 +43,8 @@ type Alteration string
 const (
 	// AlteredTruncated: fractional digits were cut.
 	AlteredTruncated Alteration = "truncated"
+	// AlteredRounded: a REAL or DOUBLE column keeps the nearest float.
+	AlteredRounded Alteration = "rounded"
 	// AlteredNonFinite: NaN or an infinity became NULL.
 	AlteredNonFinite Alteration = "non_finite_to_null"
 	// AlteredOutOfRange: a date or time that the engine cannot hold became NULL.
@@ -55,7 +57,8 @@ const (
 // Policy says what may happen to values and columns that do not fit. The zero
 // value refuses everything that would not arrive as it was.
 type Policy struct {
-	// Fraction governs DECIMAL, TIME and TIMESTAMP digits.
+	// Fraction governs the digits that DECIMAL, TIME, TIMESTAMP, REAL and
+	// DOUBLE columns do not keep. REAL and DOUBLE round instead of cutting.
 	Fraction Excess
 	// NonFinite governs NaN and the infinities.
 	NonFinite Special
@@ -119,6 +122,7 @@ func NewEncoder(t *Table, rel *decode.Relation, p Policy) (*Encoder, error) {
 			return nil, e.misfit(fmt.Sprintf("column %q: %s", col.Name, why), "a type that can be written over HTTP", "change the column's type in the table")
 		}
 		pl.name = col.Name
+		pl.from(&rel.Columns[source])
 		if why, allowed := misfits(&rel.Columns[source], &col.Type); why != "" {
 			return nil, e.misfit(fmt.Sprintf("column %q %s", col.Name, why),
 				"values of type "+names(allowed), "change the column's type in the table, or cast it in the source")

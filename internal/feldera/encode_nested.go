@@ -36,7 +36,7 @@ func (p *plan) appendVariant(dst []byte, v *decode.Value, pol *Policy, a *Array)
 		if !jsonNumber(b) {
 			return dst, p.malformed(b)
 		}
-		return append(dst, b...), nil
+		return append(dst, b...), p.variantNumber(b)
 	case decode.JSON:
 		b = bytes.TrimSpace(b)
 		if string(b) == "null" {
@@ -68,8 +68,20 @@ func (p *plan) checkJSON(b []byte) *problem {
 			expected: fmt.Sprintf("at most %d levels", maxNesting), do: "declare the column VARCHAR in the table",
 		}
 	}
+	if bytes.Contains(b, []byte(reservedName)) {
+		pr := cannot("the JSON "+shown(b)+" has a member or text that the engine uses for numbers", "JSON without "+reservedName)
+		pr.do = "declare the column VARCHAR in the Feldera table; " + laterChange
+		return pr
+	}
+	if bad := numbersFit(b); bad != nil {
+		return p.variantNumber(bad)
+	}
 	return nil
 }
+
+// reservedName is how the engine's reader marks a number: an object whose
+// first member has this name is read as one.
+const reservedName = "$serde_json::private::Number"
 
 func validJSON(b []byte) error {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(b))
@@ -230,6 +242,7 @@ func (n *nested) mapping(dst []byte, p *plan, path string) ([]byte, *problem) {
 		return dst, n.broken(err, path)
 	}
 	dst = append(dst, '{')
+	seen := make(map[string]bool)
 	for i := 0; n.dec.PeekKind() != '}'; i++ {
 		if i > 0 {
 			dst = append(dst, ',')
@@ -239,9 +252,17 @@ func (n *nested) mapping(dst []byte, p *plan, path string) ([]byte, *problem) {
 			return dst, n.broken(err, path)
 		}
 		var pr *problem
+		mark := len(dst)
 		if dst, pr = n.mapKey(dst, p.key, name.String()); pr != nil {
 			return dst, at(pr, path)
 		}
+		// Names that differ can be one key: 1 and 1.0, a UUID in two cases, an
+		// instant in two zones. The engine keeps the last of them.
+		key := p.key.canonical(dst[mark+1 : len(dst)-1])
+		if seen[key] {
+			return dst, at(cannot("the key "+shown([]byte(name.String()))+" of its "+p.typ.String()+" is given twice, perhaps written in two ways", "each key once"), path)
+		}
+		seen[key] = true
 		dst = append(dst, ':')
 		if dst, pr = n.value(dst, p.element, path); pr != nil {
 			return dst, pr
@@ -261,13 +282,32 @@ func (n *nested) mapKey(dst []byte, p *plan, name string) ([]byte, *problem) {
 	default: // the key stays the text that it is
 	}
 	mark := len(dst)
-	dst, pr := p.append(dst, &v, n.pol, n.a)
+	// A key cannot be NULL, whatever a policy makes of such values.
+	pol := Policy{Fraction: n.pol.Fraction}
+	dst, pr := p.append(dst, &v, &pol, n.a)
 	if pr == nil && dst[mark] != '"' {
 		dst = append(dst, `""`...)
 		copy(dst[mark+1:], dst[mark:len(dst)-2])
 		dst[mark], dst[len(dst)-1] = '"', '"'
 	}
 	return dst, pr
+}
+
+// canonical gives the one form in which keys of the type compare, from the
+// form in which they are written.
+func (p *plan) canonical(written []byte) string {
+	switch p.kind {
+	case planFloat:
+		if f, err := strconv.ParseFloat(string(written), p.bits); err == nil {
+			return strconv.FormatFloat(f+0, 'g', -1, p.bits) // the sum makes one zero of two
+		}
+	case planDecimal:
+		if bytes.IndexByte(written, '.') >= 0 {
+			written = bytes.TrimRight(bytes.TrimRight(written, "0"), ".")
+		}
+	default: // they are written in one form
+	}
+	return string(written)
 }
 
 func (n *nested) members(dst []byte, p *plan, path string) ([]byte, *problem) {

@@ -7,14 +7,20 @@ import (
 // appendPgArray writes a Postgres array literal, such as {1,NULL,3} or
 // {"a,b","c\"d"}, into an ARRAY. Its dimensions must be those of the type. An
 // array whose indexes do not begin at 1 is refused: the ARRAY would have other
-// indexes.
-func (p *plan) appendPgArray(dst, b []byte, pol *Policy, a *Array) ([]byte, *problem) {
+// indexes. Elements are parted by commas; a type with another delimiter (box)
+// never gets here, as its arrays go into text alone.
+func (p *plan) appendPgArray(dst []byte, v *decode.Value, pol *Policy, a *Array) ([]byte, *problem) {
+	b := v.Bytes
 	if len(b) > 0 && b[0] == '[' {
 		pr := cannot("the array "+shown(b)+" has indexes that do not begin at 1", "an array with the default indexes")
 		pr.do = "declare the column VARCHAR in the table"
 		return dst, pr
 	}
-	r := pgArray{rest: b, pol: pol, a: a}
+	if leaf := p.leaf(); leaf.kind == planVariant && p.elementOID == 0 {
+		// What its elements are cannot be told from the text.
+		return dst, p.wrongKind(v)
+	}
+	r := pgArray{rest: b, pol: pol, a: a, oid: p.elementOID}
 	dst, pr := r.level(dst, p)
 	if pr == nil && (r.broken || len(r.rest) > 0) {
 		pr = p.malformed(b)
@@ -25,9 +31,18 @@ func (p *plan) appendPgArray(dst, b []byte, pol *Policy, a *Array) ([]byte, *pro
 	return dst, pr
 }
 
+// leaf gives the type behind all dimensions.
+func (p *plan) leaf() *plan {
+	for p.kind == planArray {
+		p = p.element
+	}
+	return p
+}
+
 // pgArray reads one literal from its front.
 type pgArray struct {
 	rest   []byte
+	oid    uint32 // of the elements' type, 0 where it is not known
 	pol    *Policy
 	a      *Array
 	broken bool
@@ -84,6 +99,13 @@ func (r *pgArray) element(dst []byte, p *plan) ([]byte, *problem) {
 	}
 	if !quoted && string(text) == "NULL" {
 		return p.appendNull(dst, decode.Null)
+	}
+	if r.oid != 0 {
+		v, refused := decode.TextValue(r.oid, text)
+		if refused != nil {
+			return dst, p.malformed(text)
+		}
+		return p.append(dst, &v, r.pol, r.a)
 	}
 	v := decode.Value{State: decode.Set, Kind: decode.Text, Bytes: text}
 	switch p.kind {

@@ -98,7 +98,7 @@ func TestValues(t *testing.T) {
 		{typeOf(UTinyInt), num("-0"), "0"},
 		{typeOf(BigInt), num("10.00"), "10"},
 		{typeOf(BigInt), num("10.5"), ""},
-		{typeOf(BigInt), num("1e3"), ""},
+		{typeOf(BigInt), num("1e3"), "1000"},
 		{typeOf(BigInt), num("007"), ""},
 		{typeOf(BigInt), num(""), ""},
 		{typeOf(BigInt), num("-"), ""},
@@ -662,6 +662,19 @@ func BenchmarkEncodeOrder(b *testing.B) {
 
 func TestEncodingDoesNotAllocate(t *testing.T) {
 	e, ch := benchmarkRow()
+	doesNotAllocate(t, e, ch)
+	table := &Table{Name: "t", spelling: "t", Columns: []Column{{Name: "r", Type: typeOf(Real)}, {Name: "d", Type: typeOf(Double)}, {Name: "i", Type: typeOf(BigInt)}, {Name: "v", Type: typeOf(Variant)}}}
+	e, err := NewEncoder(table, table.Relation(), Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doesNotAllocate(t, e, &decode.OrderChange{Op: decode.Insert, Relation: e.rel, After: []decode.Value{
+		num("3.1415927"), num("-1.7976931348623157e+308"), num("1.5e3"), num("12345.678e5"),
+	}})
+}
+
+func doesNotAllocate(t *testing.T, e *Encoder, ch *decode.OrderChange) {
+	t.Helper()
 	var a Array
 	for range 100 {
 		if err := a.Add(e, ch); err != nil {

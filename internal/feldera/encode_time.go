@@ -96,25 +96,22 @@ func two(dst []byte, n int) []byte {
 
 // read takes b apart as the plan's type asks.
 func (p *plan) read(b []byte, m *moment) verdict {
+	beyond := false
 	if p.kind != planTime {
 		if string(b) == "infinity" || string(b) == "-infinity" {
 			return outOfYears
 		}
 		var v verdict
-		if b, v = readDate(b, m); v != readable {
+		if b, v = readDate(b, m); v == misshapen {
 			return v
 		}
-		if p.kind == planDate {
-			if len(b) != 0 {
-				return misshapen
-			}
-			return readable
-		}
+		// A year that is out of range does not excuse what stands behind it.
+		beyond = v == outOfYears
 		if len(b) == 0 {
 			// A date alone is its midnight; with a zone asked for it is open.
-			return readableIf(p.kind == planTimestamp)
+			return readableIf(p.kind != planTimestampTZ, beyond)
 		}
-		if b[0] != ' ' && b[0] != 'T' && b[0] != 't' {
+		if p.kind == planDate || b[0] != ' ' && b[0] != 'T' && b[0] != 't' {
 			return misshapen
 		}
 		b = b[1:]
@@ -131,17 +128,18 @@ func (p *plan) read(b []byte, m *moment) verdict {
 	switch {
 	case len(b) != 0, p.kind == planTimestampTZ && !m.zone:
 		return misshapen
-	case m.midnight24:
+	}
+	return readableIf(true, beyond || m.midnight24)
+}
+
+func readableIf(ok, beyond bool) verdict {
+	switch {
+	case !ok:
+		return misshapen
+	case beyond:
 		return outOfYears
 	}
 	return readable
-}
-
-func readableIf(ok bool) verdict {
-	if ok {
-		return readable
-	}
-	return misshapen
 }
 
 // digits reads exactly n digits.
@@ -161,12 +159,12 @@ func digits(b []byte, n int) (value int, rest []byte, ok bool) {
 // readDate reads YYYY-MM-DD and recognises what lies outside of four-digit
 // years: more digits, a sign, a year 0, " BC" at the end.
 func readDate(b []byte, m *moment) ([]byte, verdict) {
-	beyond := false
+	beyond, bc, minus := false, false, false
 	if bytes.HasSuffix(b, []byte(" BC")) {
-		b, beyond = b[:len(b)-3], true
+		b, beyond, bc = b[:len(b)-3], true, true
 	}
 	if len(b) > 0 && (b[0] == '-' || b[0] == '+') {
-		b, beyond = b[1:], true
+		minus, b, beyond = b[0] == '-', b[1:], true
 	}
 	n := 0
 	for n < len(b) && n < 10 && b[n]-'0' <= 9 {
@@ -180,6 +178,12 @@ func readDate(b []byte, m *moment) ([]byte, verdict) {
 		return b, misshapen
 	}
 	beyond = beyond || n > 4 || m.year == 0
+	switch { // to the year by which leap years are counted
+	case bc:
+		m.year = 1 - m.year
+	case minus:
+		m.year = -m.year
+	}
 	if len(b) == 0 || b[0] != '-' {
 		return b, misshapen
 	}
@@ -201,7 +205,7 @@ func daysIn(year, month int) int {
 	case 4, 6, 9, 11:
 		return 30
 	case 2:
-		// A year 0 stands for 1 BC here, which is a leap year as well.
+		// The year 0 is 1 BC, and a leap year as well.
 		if year%4 == 0 && (year%100 != 0 || year%400 == 0) {
 			return 29
 		}

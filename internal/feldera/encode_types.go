@@ -105,3 +105,22 @@ func suggest(oid uint32) TypeName {
 	}
 	return t[0]
 }
+
+// from tells the plan of a column what its source is.
+func (p *plan) from(col *decode.Column) {
+	p.elementOID = col.Element
+	oid := col.TypeOID
+	for part := p; part != nil; part = part.element {
+		if part.kind == planArray && col.Element != 0 {
+			oid = col.Element
+		}
+		// A float4 written into a DOUBLE is its shortest text; a float8
+		// written into a REAL has digits of its own.
+		part.exact = oid != 0 && oid != oidFloat4 && (oid != oidFloat8 || part.bits == 32)
+	}
+}
+
+const (
+	oidFloat4 = 700
+	oidFloat8 = 701
+)

@@ -41,11 +41,17 @@ type plan struct {
 	// maxPos and maxNeg are an integer type's largest magnitudes on each side.
 	maxPos, maxNeg uint64
 	bits           int // of a float
-	precision      int // of a DECIMAL
-	scale          int
-	element        *plan // of an ARRAY or the value of a MAP
-	key            *plan // of a MAP
-	fields         []plan
+	// exact is true where the source's type is not a float itself: then more
+	// digits than the shortest ones mean another number.
+	exact bool
+	// elementOID is the type of a Postgres array's elements, 0 where the
+	// source is something else.
+	elementOID uint32
+	precision  int // of a DECIMAL
+	scale      int
+	element    *plan // of an ARRAY or the value of a MAP
+	key        *plan // of a MAP
+	fields     []plan
 }
 
 // compile prepares a type. why is not "" where rows cannot carry it.
@@ -185,7 +191,7 @@ func (p *plan) append(dst []byte, v *decode.Value, pol *Policy, a *Array) ([]byt
 		return p.appendVariant(dst, v, pol, a)
 	case planArray, planMap, planStruct:
 		if v.Kind == decode.Text && p.kind == planArray {
-			return p.appendPgArray(dst, b, pol, a)
+			return p.appendPgArray(dst, v, pol, a)
 		}
 		if v.Kind != decode.JSON {
 			return dst, p.wrongKind(v)
@@ -274,58 +280,6 @@ func (p *plan) checkBool(b []byte) *problem {
 	return p.malformed(b)
 }
 
-// appendInt writes an integer as a bare number: the engine refuses strings,
-// and takes all 64 bits of numbers. A fraction of zeros is dropped, any other
-// one refused.
-func (p *plan) appendInt(dst, b []byte) ([]byte, *problem) {
-	i, neg := 0, false
-	if len(b) > 0 && b[0] == '-' {
-		i, neg = 1, true
-	}
-	start := i
-	var mag uint64
-	for ; i < len(b) && b[i]-'0' <= 9; i++ {
-		d := uint64(b[i] - '0')
-		if mag > (math.MaxUint64-d)/10 {
-			return dst, p.outOfRange(b)
-		}
-		mag = mag*10 + d
-	}
-	if i == start || (b[start] == '0' && i-start > 1) {
-		return dst, p.malformed(b)
-	}
-	if whole := b[:i]; i < len(b) {
-		if !zeroFraction(b[i:]) {
-			return dst, p.malformed(b)
-		}
-		b = whole
-	}
-	limit := p.maxPos
-	if neg {
-		limit = p.maxNeg
-	}
-	if mag > limit && mag != 0 {
-		return dst, p.outOfRange(b)
-	}
-	if mag == 0 {
-		return append(dst, '0'), nil
-	}
-	return append(dst, b...), nil
-}
-
-// zeroFraction is true for a point with zeros alone behind it.
-func zeroFraction(b []byte) bool {
-	if len(b) < 2 || b[0] != '.' {
-		return false
-	}
-	for _, c := range b[1:] {
-		if c != '0' {
-			return false
-		}
-	}
-	return true
-}
-
 func (p *plan) outOfRange(b []byte) *problem {
 	return cannot("the value "+shown(b)+" is out of the range of "+p.typ.String(), p.expectation())
 }
@@ -337,23 +291,6 @@ func nonFinite(b []byte) bool {
 		return true
 	}
 	return false
-}
-
-func (p *plan) appendFloat(dst, b []byte, pol *Policy, a *Array) ([]byte, *problem) {
-	if nonFinite(b) {
-		return p.special(dst, b, pol.NonFinite, AlteredNonFinite, a)
-	}
-	if !jsonNumber(b) {
-		return dst, p.malformed(b)
-	}
-	// A number in range can be passed on digit by digit. Out of range it would
-	// be an infinity or an error to the engine.
-	if len(b) > 15 || bytes.ContainsAny(b, "eE") {
-		if _, err := strconv.ParseFloat(string(b), p.bits); err != nil {
-			return dst, p.outOfRange(b)
-		}
-	}
-	return append(dst, b...), nil
 }
 
 // jsonNumber checks JSON's grammar of a number.
@@ -427,6 +364,9 @@ func (p *plan) appendDecimal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pro
 	if i < len(b) {
 		if !jsonNumber(b) {
 			return dst, p.malformed(b)
+		}
+		if allZero(whole) && allZero(frac) {
+			return append(dst, `"0"`...), nil
 		}
 		exp, err := strconv.Atoi(string(b[i+1:]))
 		if err != nil || exp > maxExponent || exp < -maxExponent {
