@@ -163,3 +163,18 @@ func (b *Brokers) EndOffsets(ctx context.Context, topic string) (map[int32]int64
 	}
 	return ends, nil
 }
+
+// GroupType gives the protocol of a group as the broker names it: "classic" or
+// "consumer".
+func (b *Brokers) GroupType(ctx context.Context, group string) (string, error) {
+	var typ string
+	err := b.admin(func(adm *kadm.Client) error {
+		groups, err := adm.ListGroups(ctx)
+		typ = groups[group].GroupType
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the type of group %q: %w", group, err)
+	}
+	return typ, nil
+}
