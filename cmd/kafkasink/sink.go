@@ -40,6 +40,7 @@ type sink struct {
 	pipeline *feldera.Client
 	policy   feldera.Policy
 	metrics  *partition.Metrics
+	decoding *decoding
 	repeats  *ops.Repeats
 
 	mu sync.Mutex
@@ -140,6 +141,9 @@ func newSink(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (*sink, e
 		s.policy.Fraction = feldera.TruncateExcess
 	}
 	if s.metrics, err = partition.NewMetrics(rt.Registry); err != nil {
+		return nil, err
+	}
+	if s.decoding, err = newDecoding(rt.Registry); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -280,8 +284,10 @@ func (s *sink) routes(schema *feldera.Schema, over func(what string)) ([]partiti
 			to = &destination{partition.ForTable(s.pipeline.Writer(table), table, s.policy), func() { over(writing) }}
 			destinations[table.Spelling()] = to
 		}
-		rows := decode.NewJSONRows(table.Relation())
-		rows.RefuseUnknown = s.c.ExtraFields == config.Stop
+		rows, err := s.decoder(topic, table)
+		if err != nil {
+			return nil, err
+		}
 		routes = append(routes, partition.Route{Topic: topic.Topic, Table: table.Spelling(), Destination: to, Decoder: rows})
 	}
 	return routes, nil

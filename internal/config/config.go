@@ -113,7 +113,15 @@ type KafkaSink struct {
 	Group            string        `env:"KAFKASINK_GROUP" envDefault:"holdfast" form:"group" help:"Consumer group. Its committed offsets are the acknowledged positions."`
 	InstanceID       string        `env:"KAFKASINK_INSTANCE_ID" form:"group" example:"kafkasink-0" help:"Makes this a static member of the group (group.instance.id): after a stop its partitions wait for it until the session time-out, so that a quick restart moves nothing. No two processes may have the same. Not set: a dynamic member, which leaves the group at a stop."`
 	GroupProtocol    string        `env:"KAFKASINK_GROUP_PROTOCOL" envDefault:"classic" oneof:"classic|consumer" help:"How the group assigns partitions: classic, by its members; or consumer, by the brokers (KIP-848), which takes brokers of version 4.3 or newer and has its session time-out on the broker (group.consumer.session.timeout.ms), above which KAFKASINK_SESSION_TIMEOUT must not be. All members must have the same."`
-	Topics           TopicMappings `env:"KAFKASINK_TOPICS,required" example:"orders=orders:json,items=items:json" help:"Topics to carry, separated by commas, each as topic=feldera_table:format. The format is json."`
+	Topics           TopicMappings `env:"KAFKASINK_TOPICS,required" example:"orders=orders:json,items=items:json" help:"Topics to carry, separated by commas, each as topic=feldera_table:format. docs/formats.md describes the formats."`
+	Columns          FieldColumns  `env:"KAFKASINK_COLUMNS" example:"orders/cust_id=customer,*/@offset=kafka_offset" help:"Columns that take a field of another name, or what stands beside the row: @topic, @partition, @offset, @timestamp, @headers, @header.NAME, @key for a key that is one value, @key.FIELD. Each as topic/source=column; * stands for every topic."`
+	FieldTypes       FieldTypes    `env:"KAFKASINK_FIELD_TYPES" example:"orders/price=decimal(2),orders/due=io.debezium.time.Date" help:"What the values of a field mean where the record does not say it, as Debezium's JSON without schemas. Each as topic/field=type; docs/formats.md has the types."`
+	KeyFormats       KeyFormats    `env:"KAFKASINK_KEY_FORMATS" example:"orders=text" help:"How the keys of a topic's records are written, each as topic=format. Not set: auto, which is JSON, or text where a key is no JSON."`
+	OpField          string        `env:"KAFKASINK_OP_FIELD" envDefault:"__op" form:"text" help:"For op-json: the field that says what to do with the row. Its words are insert, update, delete, their first letters, and true and false for a field such as __deleted."`
+	Tombstones       string        `env:"KAFKASINK_TOMBSTONES" envDefault:"delete" oneof:"delete|ignore|stop" help:"A record without a value: delete the row with the record's key, ignore it and count it, or treat it as a record that can never be decoded."`
+	ControlMessages  string        `env:"KAFKASINK_CONTROL_MESSAGES" envDefault:"ignore" oneof:"ignore|stop" help:"A message of Debezium that carries no row (a transaction's boundary, a heartbeat, a change of schema): ignore it and count it, or treat it as a record that can never be decoded."`
+	Truncate         string        `env:"KAFKASINK_TRUNCATE" envDefault:"stop" oneof:"stop|ignore" help:"A truncation in a Debezium topic: treat it as a record that can never be delivered, or ignore it, count it and leave the rows in Feldera."`
+	Unavailable      string        `env:"KAFKASINK_UNAVAILABLE_VALUE" envDefault:"__debezium_unavailable_value" form:"text" help:"What Debezium writes for a value that did not change and is not in the log: its unavailable.value.placeholder."`
 	Start            string        `env:"KAFKASINK_START" envDefault:"earliest" oneof:"earliest|latest|stop" help:"Where to begin on a partition for which the group has never committed: the oldest record, after the newest, or stop and ask."`
 	OnGap            string        `env:"KAFKASINK_ON_GAP" envDefault:"stop" oneof:"stop|continue" help:"What comes next in the log is gone (retention, truncation, a topic made anew): stop with the numbers, or go on from the oldest record there is and count the gap."`
 	Poison           string        `env:"KAFKASINK_POISON" envDefault:"stop" oneof:"stop|dlq|skip" help:"A record that can never be delivered, since it cannot be decoded or Feldera refuses its row: stop its partition while the others go on; write it to KAFKASINK_DLQ_TOPIC and go on when it is there; or skip it and count it."`
@@ -197,6 +205,7 @@ func LoadKafkaSink(environ []string) (*KafkaSink, error) {
 		r.require(c.DLQTopic == "" || t.Topic != c.DLQTopic, "KAFKASINK_DLQ_TOPIC", "is one of KAFKASINK_TOPICS, so a bad record would come round for ever",
 			"a topic of its own", "KAFKASINK_TOPICS")
 	}
+	c.companions(r)
 	c.connection(r)
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err

@@ -106,8 +106,9 @@ func TestDefaults(t *testing.T) {
 	}
 	wantKafka := &KafkaSink{
 		Feldera: want.Feldera, Brokers: []string{"k1:9092"}, Group: "holdfast", GroupProtocol: Classic,
-		Topics: TopicMappings{{Topic: "orders", Table: "orders", Format: FormatJSON}},
-		Start:  Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
+		Topics:  TopicMappings{{Topic: "orders", Table: "orders", Format: FormatJSON}},
+		OpField: "__op", Tombstones: "delete", ControlMessages: Ignore, Truncate: Stop, Unavailable: "__debezium_unavailable_value",
+		Start: Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
 		LaneMemory: 16 << 20, MemoryLimit: 256 << 20, SessionTimeout: 45 * time.Second, RebalanceTimeout: time.Minute,
 		AckOn: Completed, OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
@@ -196,7 +197,7 @@ func TestFaultsOfOneSetting(t *testing.T) {
 		{"KAFKASINK_BROKERS=a:0", "KAFKASINK_BROKERS has a port that is not a number from 1 to 65535, in entry 1"},
 		{"KAFKASINK_TOPICS=orders", "KAFKASINK_TOPICS has no = after the topic in entry 1"},
 		{"KAFKASINK_TOPICS=orders=orders", "KAFKASINK_TOPICS has no :format after the table in entry 1"},
-		{"KAFKASINK_TOPICS=orders=orders:marker", "KAFKASINK_TOPICS has a format that is not one of json in entry 1"},
+		{"KAFKASINK_TOPICS=orders=orders:marker", "KAFKASINK_TOPICS has a format that is not one of json, op-json"},
 		{"KAFKASINK_TOPICS=a=a:json,a=b:json", "KAFKASINK_TOPICS has the same topic in entries 1 and 2"},
 		{"KAFKASINK_TOPICS=..=a:json", "KAFKASINK_TOPICS has a topic name that no broker allows"},
 		{"KAFKASINK_TOPICS==a:json", "KAFKASINK_TOPICS has no topic in entry 1"},

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"holdfast/internal/decode"
 )
 
 const (
@@ -56,10 +58,16 @@ func (m TopicMapping) String() string { return m.Topic + "=" + m.Table + ":" + m
 type TopicMappings []TopicMapping
 
 // FormatJSON is a record whose value is one JSON object.
-const FormatJSON = "json"
+const FormatJSON = string(decode.FormatJSON)
 
 // topicFormats are the formats that a topic can have.
-func topicFormats() []string { return []string{FormatJSON} }
+func topicFormats() []string {
+	var words []string
+	for _, f := range decode.Formats() {
+		words = append(words, string(f))
+	}
+	return words
+}
 
 // UnmarshalText reads a list of schema.table or schema.table=target.
 func (t *TableMappings) UnmarshalText(text []byte) error {
@@ -146,16 +154,25 @@ func (t *TopicMappings) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func (s *scanner) topicMapping(entry int) (m TopicMapping, err error) {
-	m.Topic = s.run(func(c rune) bool {
+// topicName reads the name of a topic.
+func (s *scanner) topicName(entry int) (string, error) {
+	name := s.run(func(c rune) bool {
 		return c < utf8.RuneSelf && (unicode.IsLetter(c) || unicode.IsDigit(c) || c == '.' || c == '_' || c == '-')
 	})
 	switch {
-	case m.Topic == "":
-		return m, wrong("has no topic in entry %d", entry)
-	case len(m.Topic) > maxTopicName || m.Topic == "." || m.Topic == "..":
-		return m, wrong("has a topic name that no broker allows in entry %d", entry)
-	case !s.take('='):
+	case name == "":
+		return "", wrong("has no topic in entry %d", entry)
+	case len(name) > maxTopicName || name == "." || name == "..":
+		return "", wrong("has a topic name that no broker allows in entry %d", entry)
+	}
+	return name, nil
+}
+
+func (s *scanner) topicMapping(entry int) (m TopicMapping, err error) {
+	if m.Topic, err = s.topicName(entry); err != nil {
+		return m, err
+	}
+	if !s.take('=') {
 		return m, wrong("has no = after the topic in entry %d", entry)
 	}
 	if m.Table, err = s.felderaName(entry); err != nil {

@@ -106,6 +106,12 @@ func show(value reflect.Value) string {
 		return joined(v)
 	case TopicMappings:
 		return joined(v)
+	case FieldColumns:
+		return joined(v)
+	case FieldTypes:
+		return joined(v)
+	case KeyFormats:
+		return joined(v)
 	default:
 		return fmt.Sprint(v)
 	}

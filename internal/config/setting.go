@@ -96,7 +96,8 @@ func typeName(s Setting, t reflect.Type) (string, error) {
 		return "size", nil
 	case reflect.TypeFor[Secret]():
 		return "secret", nil
-	case reflect.TypeFor[[]string](), reflect.TypeFor[TableMappings](), reflect.TypeFor[TopicMappings]():
+	case reflect.TypeFor[[]string](), reflect.TypeFor[TableMappings](), reflect.TypeFor[TopicMappings](),
+		reflect.TypeFor[FieldColumns](), reflect.TypeFor[FieldTypes](), reflect.TypeFor[KeyFormats]():
 		return "list", nil
 	case reflect.TypeFor[string]():
 		switch {
@@ -134,6 +135,12 @@ func (s Setting) Allowed() string {
 		return "schema.table or schema.table=feldera_table, several separated by commas"
 	case "Topics":
 		return "topic=feldera_table:format, several separated by commas; the format is " + alternatives(topicFormats())
+	case "Columns":
+		return "topic/source=column, several separated by commas"
+	case "FieldTypes":
+		return "topic/field=type, several separated by commas"
+	case "KeyFormats":
+		return "topic=format, several separated by commas; the format is " + alternatives(keyFormats())
 	}
 	return "text"
 }

@@ -2,207 +2,141 @@ package decode
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
-	"strings"
-	"unicode/utf8"
+	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// maxJSONDepth bounds the nesting of one value. Feldera's own parser stops at
-// 128 levels, the row and its envelope included.
-const maxJSONDepth = 100
-
-// JSONRows decodes Kafka records whose value is one JSON object, a row of the
-// destination table: the format named "json".
-//
-//   - A value is an upsert (Insert) of the row. Members are matched to columns
-//     by name, exactly, or without regard to case where the column's name is
-//     lower case, which is how Feldera folds unquoted names. Members that are
-//     no column are ignored and counted (Unknown).
-//   - No value (a tombstone) is a Delete by the record's key: a JSON object
-//     with the key columns or, for a key of one column, a JSON scalar or plain
-//     UTF-8 text.
-//
-// Numbers keep their digits. Duplicate names, invalid UTF-8, trailing bytes
-// and values nested deeper than 100 levels are refused, since every one of
-// them would make the row mean different things to different readers.
-//
-// It is not safe for concurrent use. What Decode returns aliases the record
-// and the decoder, and is valid until the next call.
-type JSONRows struct {
-	// RefuseUnknown refuses members that are no column, instead of ignoring
-	// and counting them. It is set before the first Decode.
-	RefuseUnknown bool
-
-	rel     *Relation
-	columns map[string]int
-	keys    []int
-	dec     jsontext.Decoder
-	src     bytes.Buffer
-	row     []Value
-	scratch []byte
-	change  OrderChange
-	unknown uint64
+// jsonEncoding reads JSON, with or without the schema that Kafka Connect's
+// converter puts beside the payload.
+type jsonEncoding struct {
+	check   jsonCheck
+	schemas connectSchemas
+	scratch *scratch
+	// wrapped is false where a table has a column "payload": such a message is
+	// taken as it stands.
+	wrapped bool
 }
 
-// NewJSONRows makes a decoder for rows of rel, whose key columns are the
-// destination's primary key.
-func NewJSONRows(rel *Relation) *JSONRows {
-	d := &JSONRows{rel: rel, columns: make(map[string]int, len(rel.Columns)), row: make([]Value, len(rel.Columns))}
-	for i := range rel.Columns {
-		d.columns[rel.Columns[i].Name] = i
-		if rel.Columns[i].Key {
-			d.keys = append(d.keys, i)
+func (j *jsonEncoding) open(rec *Record, p part) (node, error) {
+	src := p.of(rec)
+	if err := j.check.check(src); err != nil {
+		return node{}, err
+	}
+	i := skipSpace(src, 0)
+	return j.unwrap(node{raw: src[i:skipValue(src, i)]})
+}
+
+// unwrap takes a payload out of {"schema":…,"payload":…}.
+func (j *jsonEncoding) unwrap(n node) (node, error) {
+	if !j.wrapped || n.raw[0] != '{' {
+		return n, nil
+	}
+	var schema, payload []byte
+	c := j.walk(n)
+	for {
+		name, v, ok := c.nextJSON()
+		if !ok {
+			break
+		}
+		switch string(name) {
+		case `"schema"`:
+			schema = v
+		case `"payload"`:
+			payload = v
+		default:
+			return n, nil
 		}
 	}
-	return d
+	if schema == nil || payload == nil {
+		return n, nil
+	}
+	n = node{raw: payload}
+	if schema[0] == 'n' {
+		return n, nil
+	}
+	var err error
+	n.con, err = j.schemas.find(schema)
+	return n, err
 }
 
-// Unknown counts the members that were ignored because the table has no such
-// column.
-func (d *JSONRows) Unknown() uint64 { return d.unknown }
+func (j *jsonEncoding) null(n node) bool   { return n.raw[0] == 'n' }
+func (j *jsonEncoding) record(n node) bool { return n.raw[0] == '{' }
 
-// Decode reads one record. Errors are *Refusal with the position in Where.
-func (d *JSONRows) Decode(rec *Record) (*OrderChange, error) {
-	key, value, pos := rec.Key, rec.Value, rec.Position
-	clear(d.row)
-	d.scratch = d.scratch[:0]
-	d.change = OrderChange{Relation: d.rel, Position: pos}
-	if value == nil {
-		return d.tombstone(key, pos)
-	}
-	if err := d.object(value); err != nil {
-		return nil, d.refuse("value", pos, err)
-	}
-	d.change.Op, d.change.After = Insert, d.row
-	return &d.change, nil
+func (j *jsonEncoding) describe(n node) string {
+	return "a JSON " + kindName(n.raw[0])
 }
 
-func (d *JSONRows) tombstone(key []byte, pos Position) (*OrderChange, error) {
-	if len(d.keys) == 0 {
-		return nil, &Refusal{
-			Reason: ReasonIdentity, What: "tombstone", Where: pos.String(),
-			Why:      fmt.Sprintf("table %s has no primary key, so a delete by key has nothing to match", d.rel),
-			Expected: "a table with a PRIMARY KEY, or a topic without tombstones",
-		}
+func (j *jsonEncoding) walk(n node) walker { return walker{src: n.raw, pos: 1, con: n.con} }
+
+func (j *jsonEncoding) next(c *walker) (name []byte, n node, ok bool, err error) {
+	quoted, v, ok := c.nextJSON()
+	if !ok {
+		return nil, node{}, false, nil
 	}
-	if err := d.key(key); err != nil {
-		return nil, d.refuse("tombstone key", pos, err)
+	if name, err = j.unquote(quoted); err != nil {
+		return nil, node{}, false, err
 	}
-	for _, i := range d.keys {
-		if d.row[i].State != Set {
-			return nil, d.refuse("tombstone key", pos, fmt.Errorf("key column %q is missing or null", d.rel.Columns[i].Name))
-		}
+	n = node{raw: v}
+	if c.con != nil {
+		n.con = c.con.fields[string(name)]
 	}
-	d.change.Op, d.change.Before = Delete, d.row
-	return &d.change, nil
+	return name, n, true, nil
 }
 
-func (d *JSONRows) key(key []byte) error {
-	trimmed := bytes.TrimLeft(key, " \t\r\n")
-	if len(trimmed) == 0 {
-		return errors.New("the record has no key")
+// unquote gives the text of a string.
+func (j *jsonEncoding) unquote(quoted []byte) ([]byte, error) {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return quoted[1 : len(quoted)-1], nil
 	}
-	if trimmed[0] == '{' {
-		return d.object(key)
-	}
-	if len(d.keys) != 1 {
-		return fmt.Errorf("it is no object, and the table's key has %d columns", len(d.keys))
-	}
-	only := &d.row[d.keys[0]]
-	raw, err := d.scalar(key)
-	switch {
-	case err == nil && raw[0] == '[':
-		return errors.New("it is an array")
-	case err == nil:
-		*only, err = d.value(raw)
-		return err
-	case trimmed[0] == '"' || !utf8.Valid(key):
-		return err // meant as JSON and broken, or no text at all
-	}
-	*only = Value{State: Set, Kind: Text, Bytes: key}
-	return nil
-}
-
-// scalar reads src as exactly one JSON value.
-func (d *JSONRows) scalar(src []byte) ([]byte, error) {
-	d.reset(src)
-	raw, err := d.read(src)
+	w := j.scratch.begin()
+	var err error
+	w.grow(len(quoted), func(dst []byte) []byte {
+		dst, err = jsontext.AppendUnquote(dst, quoted)
+		return dst
+	})
 	if err != nil {
-		return nil, err
+		return nil, syntaxError(err)
 	}
-	return raw, d.end()
+	v, err := w.value(Text)
+	return v.Bytes, err
 }
 
-// object reads src as exactly one JSON object into the row.
-func (d *JSONRows) object(src []byte) error {
-	d.reset(src)
-	if kind := d.dec.PeekKind(); kind != '{' {
-		if kind == jsontext.KindInvalid {
-			_, err := d.dec.ReadToken()
-			return syntaxError(err)
-		}
-		// The kind is only a guess by the first byte.
-		if _, err := d.dec.ReadValue(); err != nil {
-			return syntaxError(err)
-		}
-		return fmt.Errorf("it is a JSON %s, not an object with one member a column", kindName(kind))
+// nextJSON gives the next member of an object, its name with its quotes.
+func (c *walker) nextJSON() (name, value []byte, ok bool) {
+	i := skipSpace(c.src, c.pos)
+	if i < len(c.src) && c.src[i] == ',' {
+		i = skipSpace(c.src, i+1)
 	}
-	if _, err := d.dec.ReadToken(); err != nil {
-		return syntaxError(err)
+	if i >= len(c.src) || c.src[i] != '"' {
+		return nil, nil, false
 	}
-	for d.dec.PeekKind() != '}' {
-		name, err := d.read(src)
-		if err != nil {
-			return err
-		}
-		i, known := d.column(name)
-		raw, err := d.read(src)
-		if err != nil {
-			return err
-		}
-		if !known && d.RefuseUnknown {
-			return fmt.Errorf("member %.100s is no column of the table", name)
-		}
-		if !known {
-			d.unknown++
-			continue
-		}
-		if d.row[i].State != Absent {
-			return fmt.Errorf("column %q is given twice", d.rel.Columns[i].Name)
-		}
-		if d.row[i], err = d.value(raw); err != nil {
-			return fmt.Errorf("column %q: %w", d.rel.Columns[i].Name, err)
-		}
-	}
-	if _, err := d.dec.ReadToken(); err != nil {
-		return syntaxError(err)
-	}
-	return d.end()
+	end := skipString(c.src, i)
+	at := skipSpace(c.src, skipSpace(c.src, end)+1) // behind the colon
+	c.pos = skipValue(c.src, at)
+	return c.src[i:end], c.src[at:c.pos], true
 }
 
-// column finds the column that a quoted member name stands for.
-func (d *JSONRows) column(quoted []byte) (int, bool) {
-	name := quoted[1 : len(quoted)-1]
-	if bytes.IndexByte(name, '\\') >= 0 {
-		plain, err := jsontext.AppendUnquote(nil, quoted)
-		if err != nil {
-			return 0, false
-		}
-		name = plain
+// skipComma gives the beginning of the next element of an array, or its end,
+// from the end of an element.
+func skipComma(src []byte, i int) int {
+	i = skipSpace(src, i)
+	if src[i] == ',' {
+		i = skipSpace(src, i+1)
 	}
-	if i, ok := d.columns[string(name)]; ok {
-		return i, true
-	}
-	i, ok := d.columns[strings.ToLower(string(name))]
-	return i, ok
+	return i
 }
 
-// value classifies one raw JSON value.
-func (d *JSONRows) value(raw []byte) (Value, error) {
+// value classifies a JSON value, and reads it as its type says where there is
+// one.
+func (j *jsonEncoding) value(n node) (Value, error) {
+	raw, t := n.raw, n.con
+	if t != nil && !t.verbatim && raw[0] != 'n' {
+		return j.typed(raw, t)
+	}
 	v := Value{State: Set, Bytes: raw}
 	switch raw[0] {
 	case 'n':
@@ -210,20 +144,14 @@ func (d *JSONRows) value(raw []byte) (Value, error) {
 	case 't', 'f':
 		v.Kind = Bool
 	case '"':
-		v.Kind = Text
-		if bytes.IndexByte(raw, '\\') < 0 {
-			v.Bytes = raw[1 : len(raw)-1]
-			break
-		}
-		// Unescaped text is never longer than escaped text, so growing scratch
-		// here cannot happen after an earlier value of this row aliased it
-		// unless it is copied: the old backing array then stays as it was.
-		start := len(d.scratch)
 		var err error
-		if d.scratch, err = jsontext.AppendUnquote(d.scratch, raw); err != nil {
-			return v, syntaxError(err)
+		v.Kind = Text
+		if v.Bytes, err = j.unquote(raw); err != nil {
+			return v, err
 		}
-		v.Bytes = d.scratch[start:len(d.scratch):len(d.scratch)]
+		if t != nil && t.shape == shapeFloat && nonFinite(string(v.Bytes)) {
+			v.Kind = Number
+		}
 	case '{', '[':
 		v.Kind = JSON
 		if n := depth(raw); n > maxJSONDepth {
@@ -235,80 +163,223 @@ func (d *JSONRows) value(raw []byte) (Value, error) {
 	return v, nil
 }
 
-func (d *JSONRows) reset(src []byte) {
-	// A bytes.Buffer is read in place; the decoder never writes to it.
-	d.src = *bytes.NewBuffer(src)
-	d.dec.Reset(&d.src)
-}
-
-// read gives the next raw value or member name, as a slice of src rather than
-// of the decoder's buffer, which is only lent until the next read.
-func (d *JSONRows) read(src []byte) ([]byte, error) {
-	raw, err := d.dec.ReadValue()
-	if err != nil {
-		return nil, syntaxError(err)
+// typed reads a value that does not say by itself what it means.
+func (j *jsonEncoding) typed(raw []byte, t *connectType) (Value, error) {
+	if t.shape == shapeArray || t.shape == shapeMap || (t.shape == shapeRecord && t.means == plain) {
+		if n := depth(raw); n > maxJSONDepth {
+			return Value{}, fmt.Errorf("it is nested %d levels deep, more than %d", n, maxJSONDepth)
+		}
 	}
-	end := d.dec.InputOffset()
-	return src[end-int64(len(raw)) : end], nil
+	w := j.scratch.begin()
+	kind, err := j.write(&w, raw, t, false)
+	if err != nil {
+		return Value{}, err
+	}
+	return w.value(kind)
 }
 
-func (d *JSONRows) end() error {
-	if _, err := d.dec.ReadToken(); err == nil || !errors.Is(err, io.EOF) {
-		return fmt.Errorf("bytes are left over after the value's end at byte %d", d.dec.InputOffset())
+// write writes a value as its type says. Inside of another one it is JSON.
+func (j *jsonEncoding) write(w *writer, raw []byte, t *connectType, inside bool) (Kind, error) {
+	if raw[0] == 'n' || t == nil || t.verbatim {
+		w.bytes(raw)
+		return JSON, nil
+	}
+	switch {
+	case t.means.temporal():
+		return Text, j.writeTemporal(w, raw, t, inside)
+	case t.means == meansDecimal, t.means == meansVariableDecimal:
+		return Number, j.writeDecimal(w, raw, t)
+	case t.means == meansISODate, t.means == meansJSON:
+		return j.writeText(w, raw, t, inside)
+	case t.shape == shapeBytes:
+		return j.writeBytes(w, raw, t, inside)
+	case t.shape == shapeRecord && raw[0] == '{', t.shape == shapeMap && raw[0] == '{':
+		return JSON, j.writeObject(w, raw, t)
+	case t.shape == shapeArray && raw[0] == '[':
+		w.byte('[')
+		for i := skipSpace(raw, 1); raw[i] != ']'; {
+			end := skipValue(raw, i)
+			if _, err := j.write(w, raw[i:end], t.elem, true); err != nil {
+				return JSON, err
+			}
+			if i = skipComma(raw, end); raw[i] != ']' {
+				w.byte(',')
+			}
+		}
+		w.byte(']')
+		return JSON, w.s.err
+	case t.shape == shapeMap && raw[0] == '[':
+		// A map whose keys are no strings is an array of pairs.
+		return JSON, errors.New("it is a map with keys that are not text, which is not supported")
+	}
+	return JSON, fmt.Errorf("it is a JSON %s, which is not what its schema says", kindName(raw[0]))
+}
+
+func (j *jsonEncoding) writeObject(w *writer, raw []byte, t *connectType) error {
+	w.byte('{')
+	c, first := walker{src: raw, pos: 1}, true
+	for {
+		name, v, ok := c.nextJSON()
+		if !ok {
+			break
+		}
+		if !first {
+			w.byte(',')
+		}
+		first = false
+		w.bytes(name)
+		w.byte(':')
+		of := t.elem
+		if t.shape == shapeRecord {
+			of = t.fields[jsonText(name)]
+		}
+		if _, err := j.write(w, v, of, true); err != nil {
+			return err
+		}
+	}
+	w.byte('}')
+	return w.s.err
+}
+
+func (j *jsonEncoding) writeTemporal(w *writer, raw []byte, t *connectType, inside bool) error {
+	bits := 64
+	if t.means == meansDate {
+		bits = 32
+	}
+	n, err := strconv.ParseInt(string(raw), 10, bits)
+	if err != nil {
+		return fmt.Errorf("the value %.40q is not the whole number that its type asks for", raw)
+	}
+	if inside {
+		w.byte('"')
+	}
+	t.means.writeInt(w, n)
+	if inside {
+		w.byte('"')
 	}
 	return nil
 }
 
-func (d *JSONRows) refuse(what string, pos Position, cause error) *Refusal {
-	return &Refusal{
-		Reason: ReasonMalformed, What: "record " + what, Where: pos.String(),
-		Why:      cause.Error(),
-		Expected: fmt.Sprintf("one JSON object, a row of table %s", d.rel),
+func (j *jsonEncoding) writeDecimal(w *writer, raw []byte, t *connectType) error {
+	if raw[0] == '-' || (raw[0] >= '0' && raw[0] <= '9') {
+		w.bytes(raw) // decimal.format=numeric
+		return nil
 	}
-}
-
-// syntaxError makes the parser's message ours: without its package prefix,
-// and never with more of the input than it quotes.
-func syntaxError(err error) error {
-	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return errors.New("it is empty")
-	}
-	return errors.New("it is not valid JSON: " + strings.TrimPrefix(err.Error(), "jsontext: "))
-}
-
-func kindName(k jsontext.Kind) string {
-	switch k {
-	case 'n':
-		return "null"
-	case 't', 'f':
-		return "boolean"
-	case '"':
-		return "string"
-	case '0':
-		return "number"
-	case '[':
-		return "array"
-	default:
-		return "value"
-	}
-}
-
-// depth counts the levels of nesting of a valid JSON value.
-func depth(raw []byte) int {
-	level, deepest, inString := 0, 0, false
-	for i := 0; i < len(raw); i++ {
-		switch c := raw[i]; {
-		case inString && c == '\\':
-			i++
-		case c == '"':
-			inString = !inString
-		case inString:
-		case c == '{' || c == '[':
-			level++
-			deepest = max(deepest, level)
-		case c == '}' || c == ']':
-			level--
+	scale, text := t.scale, raw
+	if t.means == meansVariableDecimal {
+		text = nil
+		known := false
+		for c := (walker{src: raw, pos: 1}); raw[0] == '{'; {
+			name, v, ok := c.nextJSON()
+			if !ok {
+				break
+			}
+			switch string(name) {
+			case `"scale"`:
+				var err error
+				scale, err = strconv.Atoi(string(v))
+				known = err == nil
+			case `"value"`:
+				text = v
+			}
+		}
+		if !known || text == nil {
+			return errors.New("it is no decimal: an object with scale and value was expected")
 		}
 	}
-	return deepest
+	b, err := j.base64(text)
+	if err != nil {
+		return err
+	}
+	return writeDecimal(w, b, scale)
+}
+
+// base64 reads binary data as the converter writes it.
+func (j *jsonEncoding) base64(raw []byte) ([]byte, error) {
+	if raw[0] != '"' {
+		return nil, fmt.Errorf("it is a JSON %s, and binary data is a string in base64", kindName(raw[0]))
+	}
+	text, err := j.unescape(raw)
+	if err != nil {
+		return nil, err
+	}
+	// Decoding in place would change the record.
+	out, err := base64.StdEncoding.Strict().AppendDecode(make([]byte, 0, base64.StdEncoding.DecodedLen(len(text))), text)
+	if err != nil {
+		return nil, fmt.Errorf("the value %.40q is not base64", text)
+	}
+	return out, nil
+}
+
+// unescape is unquote for the middle of a value that is being written.
+func (j *jsonEncoding) unescape(quoted []byte) ([]byte, error) {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return quoted[1 : len(quoted)-1], nil
+	}
+	text, err := jsontext.AppendUnquote(nil, quoted)
+	if err != nil {
+		return nil, syntaxError(err)
+	}
+	return text, nil
+}
+
+func (j *jsonEncoding) writeBytes(w *writer, raw []byte, t *connectType, inside bool) (Kind, error) {
+	b, err := j.base64(raw)
+	if err != nil {
+		return Hex, err
+	}
+	return writeBinary(w, b, t.means, t.length, inside)
+}
+
+// writeBinary writes bytes that are no decimal.
+func writeBinary(w *writer, b []byte, m meaning, length int, inside bool) (Kind, error) {
+	kind := Hex
+	if inside {
+		w.byte('"')
+	}
+	var err error
+	switch {
+	case m == meansBits:
+		kind, err = Text, writeBits(w, b, length)
+	case m == meansUUID && len(b) == 16:
+		kind = Text
+		writeUUID(w, b)
+	case m == meansDuration && len(b) == 12:
+		kind = Text
+		writeDuration(w, b)
+	default:
+		if inside {
+			w.string(`\\x`) // as Postgres writes bytea inside JSON
+		}
+		writeHex(w, b)
+	}
+	if inside {
+		w.byte('"')
+	}
+	return kind, err
+}
+
+func (j *jsonEncoding) writeText(w *writer, raw []byte, t *connectType, inside bool) (Kind, error) {
+	if raw[0] != '"' {
+		return JSON, fmt.Errorf("it is a JSON %s, not the string that its schema says", kindName(raw[0]))
+	}
+	if inside && t.means == meansJSON {
+		w.bytes(raw) // a string stays one inside of a document
+		return JSON, nil
+	}
+	text, err := j.unescape(raw)
+	if err != nil {
+		return Text, err
+	}
+	if t.means == meansISODate {
+		text = bytes.TrimSuffix(text, []byte("Z"))
+	}
+	if inside {
+		return JSON, writeQuoted(w, text)
+	}
+	w.bytes(text)
+	if t.means == meansJSON {
+		return JSON, nil
+	}
+	return Text, nil
 }

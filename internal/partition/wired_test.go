@@ -60,7 +60,7 @@ func TestWiredToFeldera(t *testing.T) {
 		}
 		m := w.start(func(c *Config) {
 			c.Poison, c.Watcher = PoisonSkip, completions
-			c.Routes = []Route{{Topic: topic, Table: "orders", Destination: dest, Decoder: decode.NewJSONRows(table.Relation())}}
+			c.Routes = []Route{{Topic: topic, Table: "orders", Destination: dest, Decoder: newDecoder(t, table)}}
 		})
 		w.produce(topic, 0, `{"id": 1, "note": "one"}`, `{"id": 2, "note": "two"}`, `{"id": "x"}`, `not JSON`, `{"id": 2, "note": "zwei"}`)
 		gone := &kgo.Record{Topic: topic, Key: []byte("1")}
@@ -79,4 +79,14 @@ func TestWiredToFeldera(t *testing.T) {
 			t.Fatal(err)
 		}
 	}, kfake.SeedTopics(1, topic))
+}
+
+// newDecoder makes a decoder of JSON rows.
+func newDecoder(t *testing.T, table *feldera.Table) *decode.Topic {
+	t.Helper()
+	d, err := decode.NewTopic(decode.TopicConfig{Format: decode.FormatJSON, Relation: table.Relation()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }

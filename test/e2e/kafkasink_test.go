@@ -25,6 +25,8 @@ func TestKafkasink(t *testing.T) {
 	sinkCases(t, kafka, map[string]func(*sinkWorld){
 		"waits for a checkpoint when told to":  sinkDurable,
 		"carries rows and tombstones":          sinkCarries,
+		"carries what Debezium writes":         sinkDebezium,
+		"columns from elsewhere":               sinkMapped,
 		"waits for completion":                 sinkWaitsForCompletion,
 		"killed before completion":             sinkKilledBeforeCompletion,
 		"one bad record stops one partition":   sinkStopsOnePartition,
