@@ -119,6 +119,7 @@ func newSink(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (*sink, e
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
 		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
+		Shared: true, // by the other members of the group
 		Logger: rt.Logger, Observe: metrics.Observe,
 		OnRetry: func(r feldera.Retry) {
 			metrics.Retried(r)

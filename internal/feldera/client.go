@@ -43,6 +43,10 @@ type Config struct {
 	// RequestLifetime is how long an abandoned request can still be applied.
 	// Zero means 30 s, the manager's bound. A bare process gives no bound.
 	RequestLifetime time.Duration
+	// Shared tells that other processes may write to the same tables at the
+	// same time. Then each answered request is followed by a look at the
+	// statistics: see [Writer.Send].
+	Shared bool
 	// Logger gets one line per change of state. nil discards.
 	Logger *slog.Logger
 	// Observe gets each finished request; both labels are of closed sets:

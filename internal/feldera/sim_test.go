@@ -98,6 +98,11 @@ func fill(t *testing.T, tab *Table, rows ...[]decode.Value) *Array {
 	return a
 }
 
+// insertOf is an insert of an order.
+func insertOf(e *Encoder, id string) *decode.OrderChange {
+	return &decode.OrderChange{Op: decode.Insert, Relation: e.rel, After: order(id)}
+}
+
 func order(id string) []decode.Value { return []decode.Value{num(id), txt("n" + id), num("1")} }
 
 // background runs a poller until the test ends.

@@ -141,7 +141,7 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 	}
 	for _, in := range b.Inputs {
 		s.Inputs = append(s.Inputs, InputStats{
-			Endpoint: clip(in.EndpointName, 200), Table: clip(in.Config.Stream, 200),
+			Endpoint: clip(in.EndpointName, maxEndpoint), Table: clip(in.Config.Stream, maxEndpoint),
 			BufferedRecords: in.Metrics.BufferedRecords, ParseErrors: in.Metrics.NumParseErrors,
 			FatalError: text(in.FatalError), Paused: in.Paused,
 		})
@@ -156,6 +156,9 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 
 // maxAgeMillis keeps a claimed age within a time.Duration: a hundred years.
 const maxAgeMillis = 100 * 365 * 24 * 3600 * 1000
+
+// maxEndpoint bounds the name of an endpoint or table, in bytes.
+const maxEndpoint = 1000
 
 // maxIncarnation bounds an incarnation's length, in bytes.
 const maxIncarnation = 128

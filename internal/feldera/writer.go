@@ -25,6 +25,9 @@ type Writer struct {
 	// context before it has settled: the next one must not overtake the rows
 	// that may still be applied.
 	unsettled error
+	// mixing is how many parse errors the endpoint had when it was last looked
+	// at, with Config.Shared. Guarded by turn.
+	mixing mixing
 }
 
 // Writer gives the writer of a table. All calls for one table give the same.
@@ -58,6 +61,12 @@ func (w *Writer) give() { <-w.turn }
 // again only when the incarnation is the same, the pipeline is Running, and a
 // request lifetime has passed; they are applied twice at worst, one after the
 // other, which a table with a primary key does not show.
+//
+// With [Config.Shared] a 200 alone does not count. Bodies of two processes that
+// arrive at once are mixed in the endpoint; in one order of events the other's
+// request completes the mixture and gets its errors, and ours, of which nothing
+// is left, gets a 200. So the endpoint's count of parse errors is compared with
+// the one before the request: where it has grown, the same bytes go out again.
 //
 // A request that has been started is never cut by ctx: it ends by its own
 // time-out, and ctx counts between attempts. The array belongs to the writer
@@ -155,12 +164,19 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 				return Token{}, err
 			}
 		}
+		if err := w.beforeMixing(ctx, r); err != nil {
+			return Token{}, err
+		}
 		if ctx.Err() != nil {
 			return Token{}, r.ended(ctx)
 		}
 		tok, err := w.post(ctx, body)
 		if err == nil {
-			return tok, nil
+			kept, err := w.unmixed(ctx, r)
+			if err != nil || kept {
+				return tok, err
+			}
+			continue
 		}
 		class := Classify(err)
 		if class != ClassRefuseRecord {
@@ -173,6 +189,7 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 			w.unsettled, err = err, nil
 		case class == ClassRefuseRecord && e != nil:
 			refused, why := doubt.weigh(w, e)
+			w.mixing.known = false // it has counted our own errors too
 			if refused != nil {
 				return Token{}, refused
 			}

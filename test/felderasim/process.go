@@ -282,6 +282,7 @@ func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Val
 		// The parser's lock is held until its entries are queued, so that
 		// requests to one endpoint keep their order chunk by chunk.
 		lock.Lock()
+		had := errs.Num
 		entries, aerr := ep.Parser.Feed(chunk, end, &errs)
 		s.mu.Lock()
 		alive := p == s.proc && p.up
@@ -290,12 +291,9 @@ func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Val
 				s.engine.Push(ep, en)
 				a.records += en.Records
 			}
-			if end {
-				if errs.Num > 0 {
-					s.engine.ParseErrors(ep, errs.Num)
-				} else {
-					a.token = s.engine.Token(ep)
-				}
+			s.engine.ParseErrors(ep, errs.Num-had) // counted as they come, not when the request ends
+			if end && errs.Num == 0 {
+				a.token = s.engine.Token(ep)
 			}
 			s.count.Records += int64(sum(entries))
 			s.count.Bytes += int64(len(chunk))
