@@ -110,8 +110,8 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create, Failover: c.SlotFailover,
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
 		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, SenderTimeout: c.SenderTimeout, ShutdownTimeout: c.ShutdownTimeout,
-		IgnoreTruncate: c.Truncate == config.Ignore,
-		AckOn:          rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
+		Truncate: truncates[c.Truncate],
+		AckOn:    rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		Report: say.report,
 		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
@@ -125,6 +125,11 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 
 // rungs maps PGSOURCE_ACK_ON.
 var rungs = map[string]ack.Rung{config.Completed: ack.Completed, config.Durable: ack.Durable}
+
+// truncates maps PGSOURCE_TRUNCATE.
+var truncates = map[string]wal.TruncatePolicy{
+	config.Stop: wal.TruncateStop, config.Ignore: wal.TruncateIgnore, config.DeleteAll: wal.TruncateDeleteAll,
+}
 
 // phases maps the source's phases to the daemon's.
 var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.PhaseStreaming: ops.PhaseStreaming}

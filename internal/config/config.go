@@ -29,6 +29,8 @@ const (
 	Refuse   = "refuse"
 	Null     = "null"
 	Truncate = "truncate"
+	// DeleteAll empties the destination table.
+	DeleteAll = "delete_all"
 
 	Completed = "completed"
 	Durable   = "durable"
@@ -94,7 +96,7 @@ type PGSource struct {
 	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`
 	Unrepresentable string        `env:"PGSOURCE_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold, such as NaN or infinity: refuse the row, or send NULL where the column allows it."`
 	DecimalExcess   string        `env:"PGSOURCE_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A number or time with more digits than the Feldera column keeps: refuse the row, or cut the digits off. REAL and DOUBLE columns round instead."`
-	Truncate        string        `env:"PGSOURCE_TRUNCATE" envDefault:"stop" oneof:"stop|ignore" help:"A TRUNCATE at the source: stop, or ignore it and leave the rows in Feldera."`
+	Truncate        string        `env:"PGSOURCE_TRUNCATE" envDefault:"stop" oneof:"stop|delete_all|ignore" help:"A TRUNCATE at the source: stop; or delete every row that the Feldera table has, whoever wrote it, in order with what comes before and after; or ignore it and leave the rows in Feldera, counted. delete_all needs a PRIMARY KEY in Feldera, and stops where there is none."`
 	ShutdownTimeout time.Duration `env:"PGSOURCE_SHUTDOWN_TIMEOUT" envDefault:"30s" min:"0s" max:"1h" help:"After the first signal, how long to wait for what is in flight to be completed and acknowledged."`
 	StallTimeout    time.Duration `env:"PGSOURCE_STALL_TIMEOUT" envDefault:"1m" min:"5s" max:"1h" help:"Silence on the replication connection after which it counts as half open and is made anew. Not below the server's wal_sender_timeout."`
 	SenderTimeout   time.Duration `env:"PGSOURCE_WAL_SENDER_TIMEOUT" envDefault:"0s" min:"0s" max:"1h" help:"The wal_sender_timeout that the replication connection asks the server for: silence of pgsource after which the server ends the connection and frees the slot. 0s: what the server, the database or the role has, and 1m where they have none. At least 1s otherwise."`

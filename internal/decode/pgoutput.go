@@ -178,6 +178,9 @@ func (d *PgOutput) typeName(c *cursor) error {
 			Why: fmt.Sprintf("the stream has named %d types", maxTypes), Expected: "fewer",
 		}
 	}
+	if d.types == nil {
+		d.types = make(map[uint32]TypeName)
+	}
 	d.types[oid] = t
 	return nil
 }
@@ -300,14 +303,44 @@ func (d *PgOutput) delete(c *cursor) error {
 	return nil
 }
 
-func (d *PgOutput) truncate(c *cursor) error {
-	n := int64(c.uint32())
-	c.uint8() // CASCADE = 1, RESTART IDENTITY = 2: the same to a destination
-	if c.short {
-		return nil
+// TruncatedIDs gives the OIDs of the relations that a Truncate message
+// empties, without knowing the relations.
+func TruncatedIDs(msg []byte) ([]uint32, error) {
+	if len(msg) == 0 || MessageKind(msg[0]) != MsgTruncate {
+		return nil, malformed("truncate", "it is another message")
 	}
-	if n == 0 || n*4 != int64(len(c.buf)) {
-		return malformed("truncate", fmt.Sprintf("it claims %d relations in %d bytes", n, len(c.buf)))
+	c := cursor{buf: msg[1:]}
+	n, err := c.truncateCount()
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]uint32, n)
+	for i := range ids {
+		ids[i] = c.uint32()
+	}
+	return ids, nil
+}
+
+// truncateCount reads a Truncate message up to its list of relations, which
+// then is as long as it says.
+func (c *cursor) truncateCount() (int, error) {
+	n := int64(c.uint32())
+	flags := c.uint8() // CASCADE = 1, RESTART IDENTITY = 2: the same to a destination
+	switch {
+	case c.short:
+		return 0, malformed("truncate", "it is cut short")
+	case flags > 3:
+		return 0, malformed("truncate", fmt.Sprintf("its flags are %#x", flags))
+	case n == 0 || n*4 != int64(len(c.buf)):
+		return 0, malformed("truncate", fmt.Sprintf("it claims %d relations in %d bytes", n, len(c.buf)))
+	}
+	return int(n), nil
+}
+
+func (d *PgOutput) truncate(c *cursor) error {
+	n, err := c.truncateCount()
+	if err != nil {
+		return err
 	}
 	for range n {
 		rel, err := d.known(c)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -43,6 +44,13 @@ type deliverer struct {
 	// outputs are the Feldera tables that rows have gone to, in the order of
 	// their first row, which is the order in which a batch is sent.
 	outputs []*output
+	// superseded counts, for the transaction being encoded and by relation, the
+	// TRUNCATEs that are still to come in it: the rows before them are of no
+	// account, since the table is empty already.
+	superseded map[uint32]int
+	// carried are the tokens of the deletes for the TRUNCATEs of the next
+	// batch, which owes them its evidence.
+	carried []feldera.Token
 
 	mu       sync.Mutex
 	inFlight []*batch // in the order in which they were sent
@@ -102,7 +110,7 @@ func (d *deliverer) run(work, hard context.Context) error {
 			break
 		}
 		d.cfg.Beat()
-		err = d.deliver(work, txs)
+		err = d.deliverParts(work, txs)
 	}
 	if work.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
 		err = nil // a stop, not a fault; what was not accepted is replayed
@@ -253,6 +261,10 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 		for n, out := range d.outputs {
 			marks[n] = out.array.Mark()
 		}
+		d.superseded = nil
+		if d.empties(tx) {
+			d.superseded = maps.Clone(tx.truncated)
+		}
 		err := tx.each(func(msg []byte) error { return d.row(work, msg, tx) })
 		for n, out := range d.outputs {
 			switch {
@@ -282,7 +294,8 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 // sent again as a whole, after a restart or a reconnect.
 func (d *deliverer) send(work context.Context, txs []*transaction) error {
 	b := &batch{first: txs[0].ticket, last: txs[len(txs)-1].ticket, end: txs[len(txs)-1].end}
-	var tokens []feldera.Token
+	tokens := d.carried
+	d.carried = nil
 	for _, out := range d.outputs {
 		if out.array.Rows() == 0 {
 			continue

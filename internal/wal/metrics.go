@@ -7,22 +7,26 @@ import (
 // Metrics are the numbers a Source keeps. Positions are LSNs as byte counts
 // of WAL; differences between them are bytes.
 type Metrics struct {
-	transactions    prometheus.Counter
-	rows            *prometheus.CounterVec
-	sentBytes       prometheus.Counter
-	truncates       prometheus.Counter
-	ignoredColumns  *prometheus.GaugeVec
-	retries         *prometheus.CounterVec
-	incarnations    prometheus.Counter
-	buffered        prometheus.Gauge
-	inFlight        prometheus.Gauge
-	position        *prometheus.GaugeVec
-	receivedLag     prometheus.Gauge
-	acknowledgedLag prometheus.Gauge
-	lastCommit      prometheus.Gauge
-	lastAcknowledge prometheus.Gauge
-	backpressure    prometheus.Counter
-	slotRetained    prometheus.Gauge
+	transactions prometheus.Counter
+	rows         *prometheus.CounterVec
+	sentBytes    prometheus.Counter
+	truncates    prometheus.Counter
+	// truncatesApplied counts the tables that were emptied, truncatedRows the
+	// deletes that it took.
+	truncatesApplied prometheus.Counter
+	truncatedRows    *prometheus.CounterVec
+	ignoredColumns   *prometheus.GaugeVec
+	retries          *prometheus.CounterVec
+	incarnations     prometheus.Counter
+	buffered         prometheus.Gauge
+	inFlight         prometheus.Gauge
+	position         *prometheus.GaugeVec
+	receivedLag      prometheus.Gauge
+	acknowledgedLag  prometheus.Gauge
+	lastCommit       prometheus.Gauge
+	lastAcknowledge  prometheus.Gauge
+	backpressure     prometheus.Counter
+	slotRetained     prometheus.Gauge
 	// slotSafe has no label: as a vector it can be absent, which is what it is
 	// on servers without max_slot_wal_keep_size.
 	slotSafe   *prometheus.GaugeVec
@@ -43,8 +47,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		rows: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pgsource_rows_total", Help: "Row changes accepted by Feldera, by source table and operation.",
 		}, []string{"table", "op"}),
-		sentBytes: counter("pgsource_sent_bytes_total", "Bytes of request bodies accepted by Feldera."),
-		truncates: counter("pgsource_truncates_ignored_total", "TRUNCATEs that were let pass because PGSOURCE_TRUNCATE=ignore."),
+		sentBytes:        counter("pgsource_sent_bytes_total", "Bytes of request bodies accepted by Feldera."),
+		truncates:        counter("pgsource_truncates_ignored_total", "TRUNCATEs that were let pass because PGSOURCE_TRUNCATE=ignore."),
+		truncatesApplied: counter("pgsource_truncates_applied_total", "Feldera tables that were emptied after a TRUNCATE because PGSOURCE_TRUNCATE=delete_all."),
+		truncatedRows: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_truncated_rows_total", Help: "Rows that were deleted from the Feldera table for a TRUNCATE.",
+		}, []string{"table"}),
 		ignoredColumns: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_ignored_columns", Help: "Columns of the source table that are left out because PGSOURCE_EXTRA_COLUMNS=ignore.",
 		}, []string{"table"}),
@@ -71,7 +79,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "pgsource_slot_status", Help: "1 for the slot's wal_status, 0 for the others.",
 		}, []string{"status"}),
 	}
-	reg.MustRegister(m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
+	reg.MustRegister(m.truncatesApplied, m.truncatedRows, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
 		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure,
 		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
 	return m

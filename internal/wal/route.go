@@ -37,6 +37,9 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 		if r == nil || r.rel != m.Change.Relation {
 			return at(fmt.Errorf("broken invariant: relation %s has no route", m.Change.Relation), tx)
 		}
+		if d.superseded[r.rel.ID] > 0 {
+			return nil // a TRUNCATE later in the transaction takes it away
+		}
 		m.Change.Position = decode.Position{LSN: tx.end}
 		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
 			return at(err, tx)

@@ -25,6 +25,9 @@ type transaction struct {
 	commitTime time.Time
 	received   time.Time
 	ticket     ack.Ticket
+	// truncated counts the TRUNCATEs of each relation in it, by OID; nil for
+	// none, as for nearly all.
+	truncated map[uint32]int
 }
 
 // overhead is what a transaction takes beside its frames, in the queue and in
@@ -118,6 +121,11 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		}
 		if kind != decode.MsgRelation && kind != decode.MsgType {
 			a.open.rows++
+		}
+		if kind == decode.MsgTruncate {
+			if err := a.open.addTruncate(msg); err != nil {
+				return nil, err
+			}
 		}
 		a.open.frames = binary.BigEndian.AppendUint32(a.open.frames, uint32(len(msg))) //nolint:gosec // a wire message is below 1 GiB
 		a.open.frames = append(a.open.frames, msg...)

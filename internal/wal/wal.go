@@ -107,8 +107,8 @@ type Config struct {
 	SenderTimeout time.Duration
 	// ShutdownTimeout bounds the wait for evidence after a stop.
 	ShutdownTimeout time.Duration
-	// IgnoreTruncate lets a TRUNCATE pass, counted, instead of stopping.
-	IgnoreTruncate bool
+	// Truncate says what becomes of a TRUNCATE.
+	Truncate TruncatePolicy
 
 	// AckOn is the rung on which a position is acknowledged: ack.Completed
 	// (also when it is left 0) or ack.Durable.
