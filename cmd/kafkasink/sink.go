@@ -296,33 +296,19 @@ func (s *sink) routes(schema *feldera.Schema, over func(what string)) ([]partiti
 
 func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watcher, incarnation string) (partition.Config, error) {
 	c := s.c
-	cfg := partition.Config{
-		Brokers: c.Brokers, Group: c.Group, InstanceID: c.InstanceID, ServerSide: c.GroupProtocol == config.Consumer, ClientID: daemon, Version: ops.Version().Version,
-		Routes: routes, Watcher: watcher, Incarnation: incarnation,
-		Start: partition.StartPolicy(c.Start), OnGap: partition.GapPolicy(c.OnGap),
-		Poison: partition.PoisonPolicy(c.Poison), DLQTopic: c.DLQTopic, PoisonLimit: c.PoisonLimit, PoisonWindow: c.PoisonWindow,
-		Revoke:       partition.RevokePolicy(c.Revoke),
-		DrainTimeout: c.DrainTimeout, RebalanceTimeout: c.RebalanceTimeout, SessionTimeout: c.SessionTimeout,
-		CommitInterval: c.CommitInterval, RequestLifetime: c.Feldera.RequestLifetime,
-		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
-		LaneMemory: int64(c.LaneMemory), MemoryLimit: int64(c.MemoryLimit),
-		StopNow: s.rt.StopNow, Logger: s.rt.Logger, Metrics: s.metrics,
+	cfg, err := connection(c)
+	if err != nil {
+		return cfg, err
 	}
-	if c.TLS {
-		var err error
-		cfg.TLS, err = partition.TLSConfig(partition.TLSFiles{CA: c.CAFile, Cert: c.ClientCertFile, Key: c.ClientKeyFile, ServerName: c.ServerName})
-		if err != nil {
-			return cfg, ops.WithExitCode(ops.ExitConfig, err)
-		}
-	}
-	if c.SASLMechanism != "" {
-		cfg.SASL = &partition.SASL{
-			Mechanism: c.SASLMechanism, User: c.SASLUser, Password: c.SASLPassword.Value, TokenURL: c.SASLTokenURL, Scope: c.SASLScope,
-		}
-		if c.SASLToken.IsSet() {
-			cfg.SASL.Token = c.SASLToken.Value
-		}
-	}
+	cfg.Routes, cfg.Watcher, cfg.Incarnation = routes, watcher, incarnation
+	cfg.Start, cfg.OnGap = partition.StartPolicy(c.Start), partition.GapPolicy(c.OnGap)
+	cfg.Poison, cfg.PoisonLimit, cfg.PoisonWindow = partition.PoisonPolicy(c.Poison), c.PoisonLimit, c.PoisonWindow
+	cfg.Revoke = partition.RevokePolicy(c.Revoke)
+	cfg.DrainTimeout, cfg.RebalanceTimeout, cfg.SessionTimeout = c.DrainTimeout, c.RebalanceTimeout, c.SessionTimeout
+	cfg.CommitInterval, cfg.RequestLifetime = c.CommitInterval, c.Feldera.RequestLifetime
+	cfg.BatchRows, cfg.BatchBytes, cfg.BatchAge, cfg.InFlight = c.BatchRows, int(c.BatchBytes), c.BatchAge, c.InFlight
+	cfg.LaneMemory, cfg.MemoryLimit = int64(c.LaneMemory), int64(c.MemoryLimit)
+	cfg.StopNow, cfg.Logger, cfg.Metrics = s.rt.StopNow, s.rt.Logger, s.metrics
 	return cfg, nil
 }
 

@@ -22,6 +22,8 @@ type Call struct {
 
 // Verb is one thing that a program can be asked to do.
 type Verb struct {
+	// Name is one word, or two of which the first is a subject with several
+	// verbs, such as "offsets show".
 	Name string
 	Help string // one line
 	Args string // for the usage line, such as "TABLE…"; "" = there are none
@@ -109,6 +111,9 @@ func (p Program) find(args []string) (verb Verb, rest []string, ok bool) {
 		if v.Name == name {
 			return v, args[1:], true
 		}
+		if subject, what, two := strings.Cut(v.Name, " "); two && subject == name && len(args) > 1 && args[1] == what {
+			return v, args[2:], true
+		}
 	}
 	return Verb{}, nil, false
 }
@@ -135,9 +140,9 @@ func (p Program) usage(w io.Writer) {
 		if i == 0 {
 			note = " (the default)"
 		}
-		fmt.Fprintf(&b, "  %-12s %s%s\n", v.Name, v.Help, note)
+		fmt.Fprintf(&b, "  %-13s %s%s\n", v.Name, v.Help, note)
 	}
-	fmt.Fprintf(&b, "  %-12s %s\n\n%s VERB -help tells more about a verb", "help", "print this", p.Name)
+	fmt.Fprintf(&b, "  %-13s %s\n\n%s VERB -help tells more about a verb", "help", "print this", p.Name)
 	if i := slices.IndexFunc(p.Verbs, func(v Verb) bool { return v.MoreHelp != nil }); i >= 0 {
 		fmt.Fprintf(&b, "; %s %s -help lists all settings", p.Name, p.Verbs[i].Name)
 	}

@@ -31,6 +31,8 @@ const (
 const (
 	// letterTimeout bounds one attempt to write a dead letter.
 	letterTimeout = 30 * time.Second
+	// maxLetterBatch is far above what brokers are set to take.
+	maxLetterBatch = 64 << 20
 	// maxLetterMessage bounds the text of the reason.
 	maxLetterMessage = 2 << 10
 )
@@ -52,7 +54,7 @@ func newDeadLetters(ctx context.Context, cfg *Config) (*deadLetters, error) {
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		// The largest that a broker can be told to take: what was consumed
 		// must not be too large for the client.
-		kgo.ProducerBatchMaxBytes(64<<20),
+		kgo.ProducerBatchMaxBytes(maxLetterBatch),
 		kgo.AllowIdempotentProduceCancellation(),
 	)...)
 	if err != nil {

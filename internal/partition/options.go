@@ -8,6 +8,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
+// maxBatchBytes is what one batch of records may decompress to.
+const maxBatchBytes = 128 << 20
+
 // connection gives the options that any client to the brokers needs.
 func (c *Config) connection(ctx context.Context) ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
@@ -76,7 +79,7 @@ func (s *session) consumerOptions(ctx context.Context) ([]kgo.Opt, error) {
 		kgo.FetchMaxWait(500*time.Millisecond),
 		kgo.FetchMaxBytes(16<<20),
 		kgo.FetchMaxPartitionBytes(int32(max(min(s.cfg.LaneMemory/4, 1<<20), 1<<10))),
-		kgo.MaxDecompressBatchBytes(128<<20),
+		kgo.MaxDecompressBatchBytes(maxBatchBytes),
 		kgo.WithHooks(s.member),
 	), nil
 }
