@@ -94,6 +94,10 @@ contract: ## Feldera's contract, on the simulator, or with FELDERA_URL=… FELDE
 contract-sql: ## the SQL program that a pipeline under "make contract" must run
 	@go run ./test/contract -sql
 
+.PHONY: crash
+crash: setup ## the crash matrix: every fault at every place (SEED=…, POINTS=…, FAULTS=…)
+	go run ./test/crash $(if $(SEED),-seed $(SEED)) $(if $(POINTS),-points '$(POINTS)') $(if $(FAULTS),-faults '$(FAULTS)')
+
 .PHONY: demo
 demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
 	go run ./test/demo

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/partition/lane"
 )
@@ -55,7 +56,10 @@ func (s *session) onAssigned(_ context.Context, client *kgo.Client, m map[string
 }
 
 // expelled ends the session for one that joins anew.
-func (s *session) expelled(why error) { s.fatal(fmt.Errorf("%w: %w", errExpelled, why)) }
+func (s *session) expelled(why error) {
+	crash.Here(crash.KafkaLost)
+	s.fatal(fmt.Errorf("%w: %w", errExpelled, why))
+}
 
 // onOffsetsFetched keeps the metadata of the committed offsets for placeLanes,
 // which the client calls next on the same goroutine and which sees no metadata.
@@ -345,6 +349,7 @@ func (s *session) onRevoked(_ context.Context, _ *kgo.Client, m map[string][]int
 // onLost gives partitions up at once: they are somebody else's by now.
 func (s *session) onLost(_ context.Context, _ *kgo.Client, m map[string][]int32) {
 	<-s.ready
+	crash.Here(crash.KafkaLost)
 	for _, h := range s.disown(m) {
 		s.givenUp(h, s.bury(h), "lost", "none")
 		s.cfg.Metrics.drains.WithLabelValues("lost").Inc()
@@ -377,11 +382,17 @@ func (s *session) retire(hs []*held, wait time.Duration, why string) {
 	if len(hs) == 0 {
 		return
 	}
+	if why == "revoked" {
+		crash.Here(crash.KafkaRevoke)
+	}
 	for _, h := range hs {
 		h.lane.Drain()
 		h.sender.poke()
 	}
 	outcome := s.awaitDrained(hs, wait)
+	if why == "revoked" {
+		crash.Here(crash.KafkaDrain)
+	}
 	s.commitMu.Lock()
 	err := s.commit(s.life, hs, true)
 	for _, h := range hs {

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"holdfast/internal/crash"
 	"holdfast/internal/partition/lane"
 )
 
@@ -123,6 +124,7 @@ func (s *session) commitOnce(ctx context.Context, entries map[place]entry) error
 		}
 		offsets[p.topic][p.partition] = kgo.EpochOffset{Epoch: e.c.LeaderEpoch, Offset: e.c.Offset}
 	}
+	crash.Here(crash.KafkaBeforeCommit)
 	var req *kmsg.OffsetCommitRequest
 	var resp *kmsg.OffsetCommitResponse
 	var err error
@@ -142,6 +144,7 @@ func (s *session) commitOnce(ctx context.Context, entries map[place]entry) error
 	case resp == nil:
 		return fmt.Errorf("commit offsets of group %q: the client gave no answer", s.cfg.Group)
 	}
+	crash.Here(crash.KafkaAfterCommit)
 	return s.settle(req, resp, entries)
 }
 

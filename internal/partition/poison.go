@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/partition/lane"
 )
@@ -185,6 +186,7 @@ func (t *sender) writeLetter(ctx context.Context, h *held, r *lane.Record, why *
 	}
 	h.stall = st
 	t.mu.Unlock()
+	crash.Here(crash.KafkaBeforeDLQ)
 	t.s.letters.write(ctx, t.s.cfg.letter(h.place, r, why, at), func(err error) {
 		cancel()
 		t.mu.Lock()
@@ -194,6 +196,7 @@ func (t *sender) writeLetter(ctx context.Context, h *held, r *lane.Record, why *
 		}
 		if err == nil {
 			h.stall = nil
+			crash.Here(crash.KafkaAfterDLQ)
 			if h.letters == nil {
 				h.letters = make(map[int64]bool)
 			}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
@@ -379,12 +380,14 @@ func (t *sender) pass(b *batch) error {
 
 // send makes the request for the array and takes in its outcome.
 func (t *sender) send(ctx context.Context, b *batch) error {
+	crash.Here(crash.KafkaDecoded)
 	sctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if !t.begin(b, cancel) {
 		t.giveBack(b)
 		return nil
 	}
+	crash.Here(crash.KafkaBeforeSend)
 	stale := t.watchSession(sctx, cancel)
 	tok, err := t.dest.Send(sctx, t.array)
 	stale.Stop()
@@ -474,6 +477,7 @@ func (t *sender) watchSession(ctx context.Context, cancel context.CancelCauseFun
 // accepted records that the destination has the batch in its queue, and has
 // its completion watched.
 func (t *sender) accepted(b *batch, tok feldera.Token) {
+	crash.Here(crash.KafkaAccepted)
 	for _, p := range b.parts {
 		if _, err := p.h.lane.Accept(p.rg); err != nil {
 			t.late(err, "accepted", p.rg.Records)
@@ -506,7 +510,11 @@ func (t *sender) evidence(b *batch, e feldera.Evidence) {
 			t.late(err, e.Rung.String(), p.rg.Records)
 		}
 	}
+	if e.Rung == ack.Ingested {
+		crash.Here(crash.KafkaIngested)
+	}
 	if e.Rung >= ack.Completed {
+		crash.Here(crash.KafkaCompleted)
 		t.mu.Lock()
 		t.inflight--
 		t.mu.Unlock()

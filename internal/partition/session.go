@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
@@ -213,6 +214,7 @@ func (s *session) run(ctx context.Context) error {
 	work.Wait()
 	s.letters.close()
 
+	crash.Here(crash.KafkaShutdown)
 	// Close waits for the group to be left and has no bound of its own; a
 	// leave that was given up makes it immediate.
 	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -338,6 +340,7 @@ func (s *session) receive(p kgo.FetchTopicPartition, now time.Time) {
 		m.dropped.WithLabelValues("stopped").Add(float64(got.Refused))
 	}
 	if got.Admitted > 0 {
+		crash.Here(crash.KafkaPolled)
 		h.sender.poke()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -134,6 +135,7 @@ func (a *attempt) connections(work, hard context.Context) {
 	seen := a.start
 	for attempt := 1; ; attempt++ {
 		err := a.connection(work, hard)
+		crash.Here(crash.PgReconnect)
 		if work.Err() != nil {
 			a.lastWord(hard)
 			return
@@ -206,6 +208,7 @@ func (a *attempt) lastWord(hard context.Context) {
 	case <-hard.Done():
 		return
 	}
+	crash.Here(crash.PgShutdownLastWord)
 	a.mu.Lock()
 	_, more := a.ledger.Ready(a.s.cfg.AckOn)
 	from := a.ledger.Last()
@@ -370,6 +373,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	}
 	tx.ticket = ticket
 	a.queue.push(tx)
+	crash.Here(crash.PgAdmitted)
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
 	a.setPositions()
 	return nil
@@ -455,11 +459,17 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 		lsn = a.ledger.Acknowledged()
 	}
 	a.mu.Unlock()
+	if moved {
+		crash.Here(crash.PgBeforeBookmark)
+	}
 	now := time.Now()
 	// Whatever becomes of the write, the server may have it.
 	a.s.told.Store(max(a.s.told.Load(), lsn))
 	if err := st.sendStatus(lsn, now, reply); err != nil {
 		return err
+	}
+	if moved {
+		crash.Here(crash.PgAfterStatus)
 	}
 	if !moved {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -114,6 +115,9 @@ func (d *deliverer) run(work, hard context.Context) error {
 	}
 	if work.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
 		err = nil // a stop, not a fault; what was not accepted is replayed
+	}
+	if work.Err() != nil {
+		crash.Here(crash.PgShutdown)
 	}
 	d.drain(hard)
 	return err
@@ -300,12 +304,14 @@ func (d *deliverer) send(work context.Context, txs []*transaction) error {
 		if out.array.Rows() == 0 {
 			continue
 		}
+		crash.Here(crash.PgBeforeSend)
 		token, err := out.writer.Send(work, &out.array)
 		if err != nil {
 			return fmt.Errorf("deliver %d rows to table %s (transactions up to LSN %s): %w",
 				out.array.Rows(), out.table.Name, decode.FormatLSN(b.end), err)
 		}
 		tokens = append(tokens, token)
+		crash.Here(crash.PgSent)
 		d.cfg.Metrics.sentBytes.Add(float64(out.array.Bytes()))
 		for c, n := range out.counts {
 			d.cfg.Metrics.rows.WithLabelValues(c.table, c.op.String()).Add(float64(n))
@@ -318,6 +324,7 @@ func (d *deliverer) send(work context.Context, txs []*transaction) error {
 		return nil
 	}
 	d.a.evidence(b.first, b.last, ack.Accepted)
+	crash.Here(crash.PgAccepted)
 	b.accepted = time.Now()
 	b.waiting = map[ack.Rung]int{ack.Ingested: len(tokens), ack.Completed: len(tokens)}
 	d.mu.Lock()
@@ -359,6 +366,11 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 	d.mu.Unlock()
 	if !all {
 		return
+	}
+	if e.Rung == ack.Ingested {
+		crash.Here(crash.PgIngested)
+	} else {
+		crash.Here(crash.PgCompleted)
 	}
 	d.a.evidence(b.first, b.last, e.Rung)
 	if e.Rung == ack.Completed && d.durability != nil {

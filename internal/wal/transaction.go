@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 )
 
@@ -92,6 +93,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 			return nil, outOfOrder("BEGIN", m.CommitLSN, "another transaction is open")
 		}
 		a.open = &transaction{xid: m.XID, received: now, frames: a.buffers.get()}
+		crash.Here(crash.PgBegin)
 		return nil, nil
 	case decode.MsgCommit:
 		m, err := a.commits.Decode(msg)
@@ -129,6 +131,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		}
 		a.open.frames = binary.BigEndian.AppendUint32(a.open.frames, uint32(len(msg))) //nolint:gosec // a wire message is below 1 GiB
 		a.open.frames = append(a.open.frames, msg...)
+		crash.Here(crash.PgBuffer)
 		return nil, nil
 	}
 	// Let the decoder say what is wrong with it.

@@ -137,6 +137,10 @@ func (s *Sim) Rows(table string) []map[string]any {
 	if !ok {
 		return nil
 	}
+	return rowValues(rows, def)
+}
+
+func rowValues(rows []core.Weighted, def *core.TableDef) []map[string]any {
 	core.SortRows(def, rows)
 	rr := core.NewRowReader(def)
 	out := make([]map[string]any, 0, len(rows))
@@ -164,6 +168,19 @@ type View struct{ s *Sim }
 
 // Count is Sim.Count.
 func (v View) Count(table string) int64 { return v.s.engine.Count(table) }
+
+// Rows is Sim.Rows.
+func (v View) Rows(table string) []map[string]any {
+	rows, def, ok := v.s.engine.Contents(table)
+	if !ok {
+		return nil
+	}
+	return rowValues(rows, def)
+}
+
+// Settled tells whether everything that the tables hold is completed: no
+// transaction is open and no output is frozen.
+func (v View) Settled() bool { return v.s.engine.Settled() }
 
 // Dump is Sim.Dump.
 func (v View) Dump(table string) []string { return v.s.engine.Dump(table) }

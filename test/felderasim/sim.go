@@ -66,6 +66,9 @@ type Options struct {
 	// DropAbandoned throws away a request that its client has given up even
 	// if the whole body had arrived. By default it is still applied.
 	DropAbandoned bool
+	// Observe, if set, is called under the simulator's lock after every change,
+	// before anybody else can see it. It must not call the Sim.
+	Observe func(View)
 	// JournalSize is how many ingress requests Requests remembers, 4096 by
 	// default.
 	JournalSize int
@@ -347,6 +350,9 @@ func (s *Sim) advance() bool {
 
 // notifyLocked tells everyone who waits that something has changed.
 func (s *Sim) notifyLocked() {
+	if s.opts.Observe != nil {
+		s.opts.Observe(View{s})
+	}
 	if s.waiting {
 		s.waiting = false
 		close(s.changed)

@@ -30,6 +30,9 @@ type KafkaOptions struct {
 	// Listeners gives further listeners, of a security protocol each, by names
 	// of their own. [Kafka.Listener] gives their addresses.
 	Listeners map[string]string
+	// Through gives proxies by listener name: clients of the listener are sent
+	// through its proxy.
+	Through map[string]*Proxy
 	// Scram gives users that exist from the start: the values of the format
 	// tool's --add-scram.
 	Scram []string
@@ -154,7 +157,12 @@ func (k *Kafka) prepare(ctx context.Context, opts KafkaOptions) error {
 		k.releases = append(k.releases, release)
 		k.listeners[name] = loopback(port)
 		settings["listeners"] += "," + name + "://" + loopback(port)
-		settings["advertised.listeners"] += "," + name + "://" + loopback(port)
+		advertised := loopback(port)
+		if proxy := opts.Through[name]; proxy != nil {
+			proxy.SetTarget(advertised)
+			advertised = proxy.Addr()
+		}
+		settings["advertised.listeners"] += "," + name + "://" + advertised
 		settings["listener.security.protocol.map"] += "," + name + ":" + opts.Listeners[name]
 	}
 	maps.Copy(settings, opts.Settings)

@@ -38,11 +38,13 @@ type Proxy struct {
 	stalled [2]bool
 	flow    chan struct{} // closed and replaced when stalled changes
 	budget  [2]int64      // bytes until everything is cut; below zero = no limit
+	tap     func() [2]func([]byte)
 	closed  bool
 }
 
 type proxied struct {
 	client, server net.Conn
+	taps           [2]func([]byte) // nil = nobody listens
 	done           chan struct{}
 	once           sync.Once
 }
@@ -71,6 +73,13 @@ func NeedProxy(tb testing.TB, target string) *Proxy {
 	}
 	tb.Cleanup(p.Close)
 	return p
+}
+
+// SetTarget changes where new connections are passed on to.
+func (p *Proxy) SetTarget(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
 }
 
 // Addr gives the host:port that clients use. It never changes.
@@ -151,6 +160,15 @@ func (p *Proxy) setStalled(stalled bool, ds []Direction) {
 	p.flow = make(chan struct{})
 }
 
+// Tap listens to every connection that is made from now on: tap is called for
+// each, and gives what is called with its bytes, by Direction, before they are
+// passed on. The two may be called at the same time.
+func (p *Proxy) Tap(tap func() [2]func([]byte)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tap = tap
+}
+
 // Close cuts everything, stops listening and waits for its goroutines.
 func (p *Proxy) Close() {
 	p.mu.Lock()
@@ -179,7 +197,10 @@ func (p *Proxy) serve(ln net.Listener) {
 }
 
 func (p *Proxy) forward(client net.Conn) {
-	server, err := net.Dial("tcp", p.target)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	server, err := net.Dial("tcp", target)
 	if err != nil {
 		_ = client.Close()
 		return
@@ -192,6 +213,9 @@ func (p *Proxy) forward(client net.Conn) {
 		return
 	}
 	p.conns[c] = struct{}{}
+	if p.tap != nil {
+		c.taps = p.tap()
+	}
 	p.mu.Unlock()
 
 	var both sync.WaitGroup
@@ -216,6 +240,9 @@ func (p *Proxy) pump(c *proxied, d Direction, from, to net.Conn) {
 				return
 			}
 			n, cut := p.take(d, n)
+			if c.taps[d] != nil {
+				c.taps[d](buf[:n])
+			}
 			if _, err := to.Write(buf[:n]); err != nil {
 				c.reset()
 				return

@@ -722,6 +722,11 @@ func (e *Engine) advanceCompletion() {
 	e.delivered = e.processed
 }
 
+// Settled tells whether every step is completed.
+func (e *Engine) Settled() bool {
+	return e.engineTxn == "NoTransaction" && (!e.stepped || e.completed == e.initiated)
+}
+
 // Crash ends the process and starts a new incarnation from what keep names.
 // What was only queued is lost in every case.
 func (e *Engine) Crash(keep Keep) {

@@ -1,0 +1,61 @@
+// Package crash names the places at which a crash must be harmless: each step
+// between two rungs of evidence. In a release build a place costs nothing and
+// leaves nothing in the binary; built with the tag crashpoints, a daemon can
+// be told to die, or to stand still, at the n-th visit of a place.
+//
+// The crash matrix (test/crash) is its only user. The package imports nothing
+// of this module and may be called by all of it.
+package crash
+
+// Point is a place. The names are listed here, so that the matrix can tell
+// that it has visited each of them.
+type Point string
+
+// The places of pgsource, in the order in which a transaction passes them.
+const (
+	PgBegin            Point = "pgsource.begin"              // BEGIN was received
+	PgBuffer           Point = "pgsource.mid-buffer"         // a row of an open transaction was buffered
+	PgSpill            Point = "pgsource.mid-spill"          // part of a transaction was written to the spill file
+	PgAdmitted         Point = "pgsource.admitted"           // a whole transaction is in queue and ledger
+	PgIntent           Point = "pgsource.intent-recorded"    // the intent to open a Feldera transaction is durable
+	PgTxOpen           Point = "pgsource.transaction-open"   // a Feldera transaction was opened
+	PgBeforeSend       Point = "pgsource.before-send"        // an array is about to be sent
+	PgSent             Point = "pgsource.sent"               // an array was accepted
+	PgTxIngested       Point = "pgsource.before-commit"      // everything in the Feldera transaction is ingested
+	PgTxCommitted      Point = "pgsource.after-commit"       // the Feldera transaction was committed
+	PgAccepted         Point = "pgsource.accepted"           // all arrays of a batch were accepted
+	PgIngested         Point = "pgsource.ingested"           // a batch was ingested
+	PgCompleted        Point = "pgsource.completed"          // a batch was completed
+	PgBeforeBookmark   Point = "pgsource.before-bookmark"    // a position may be acknowledged
+	PgAfterBookmark    Point = "pgsource.after-bookmark"     // the bookmark is durable, the server was not told
+	PgAfterStatus      Point = "pgsource.after-status"       // the server was told
+	PgReconnect        Point = "pgsource.reconnect"          // a connection ended and another is about to be made
+	PgShutdown         Point = "pgsource.shutdown"           // the drain after a signal has begun
+	PgShutdownLastWord Point = "pgsource.shutdown-last-word" // everything is drained, the last status is to be sent
+)
+
+// The places of kafkasink.
+const (
+	KafkaPolled       Point = "kafkasink.polled"         // records were received
+	KafkaDecoded      Point = "kafkasink.decoded"        // records were decoded into an array
+	KafkaBeforeSend   Point = "kafkasink.before-send"    // an array is about to be sent
+	KafkaAccepted     Point = "kafkasink.accepted"       // an array was accepted
+	KafkaIngested     Point = "kafkasink.ingested"       // an array was ingested
+	KafkaCompleted    Point = "kafkasink.completed"      // an array was completed
+	KafkaBeforeCommit Point = "kafkasink.before-commit"  // offsets are about to be committed
+	KafkaAfterCommit  Point = "kafkasink.after-commit"   // offsets were committed
+	KafkaRevoke       Point = "kafkasink.revoked"        // inside the revoke callback
+	KafkaDrain        Point = "kafkasink.drain"          // inside a drain
+	KafkaLost         Point = "kafkasink.lost"           // after partitions were lost
+	KafkaBeforeDLQ    Point = "kafkasink.before-dlq"     // a dead letter is about to be written
+	KafkaAfterDLQ     Point = "kafkasink.after-dlq"      // a dead letter was written
+	KafkaShutdown     Point = "kafkasink.shutdown-leave" // everything is committed, the group is to be left
+)
+
+// Points lists all places.
+var Points = []Point{
+	PgBegin, PgBuffer, PgSpill, PgAdmitted, PgIntent, PgTxOpen, PgBeforeSend, PgSent, PgTxIngested, PgTxCommitted, PgAccepted, PgIngested,
+	PgCompleted, PgBeforeBookmark, PgAfterBookmark, PgAfterStatus, PgReconnect, PgShutdown, PgShutdownLastWord,
+	KafkaPolled, KafkaDecoded, KafkaBeforeSend, KafkaAccepted, KafkaIngested, KafkaCompleted, KafkaBeforeCommit, KafkaAfterCommit,
+	KafkaRevoke, KafkaDrain, KafkaLost, KafkaBeforeDLQ, KafkaAfterDLQ, KafkaShutdown,
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/test/felderasim"
+	"holdfast/test/harness"
+)
+
+// The bank: accounts in two tables, between which writers move money, in one
+// table and across the two, in one transaction each. The sum of all balances
+// never changes, so a part of a transaction shows in every state in which it
+// is applied alone. Each account counts its changes, and each writer its
+// transactions, so that a state of the past shows too.
+const (
+	accounts = 20 // in each of the two tables
+	balance  = 1000
+	total    = 2 * accounts * balance
+	writers  = 3
+)
+
+const bankSource = `
+CREATE TABLE left_accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
+CREATE TABLE right_accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
+CREATE TABLE writers (id bigint PRIMARY KEY, n bigint NOT NULL);
+CREATE TABLE filler (id bigint PRIMARY KEY, note text, picture text);
+CREATE TABLE unpublished (id bigserial PRIMARY KEY, note text);
+ALTER TABLE filler ALTER COLUMN picture SET STORAGE EXTERNAL`
+
+const bankProgram = `
+CREATE TABLE left_accounts (id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL, version BIGINT NOT NULL) WITH ('materialized' = 'true');
+CREATE TABLE right_accounts (id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL, version BIGINT NOT NULL) WITH ('materialized' = 'true');
+CREATE TABLE writers (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) WITH ('materialized' = 'true');
+CREATE TABLE filler (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR, picture VARCHAR) WITH ('materialized' = 'true');
+`
+
+var bankTables = []string{"left_accounts", "right_accounts", "writers", "filler"}
+
+// bankRows fills the bank, in one transaction.
+var bankRows = fmt.Sprintf(`
+BEGIN;
+INSERT INTO left_accounts SELECT i, %[2]d, 0 FROM generate_series(1, %[1]d) i;
+INSERT INTO right_accounts SELECT i, %[2]d, 0 FROM generate_series(1, %[1]d) i;
+INSERT INTO writers SELECT i, 0 FROM generate_series(1, %[3]d) i;
+COMMIT`, accounts, balance, writers)
+
+// bankOracle watches every completed state of the destination and keeps what
+// a reader could have seen.
+type bankOracle struct {
+	mu            sync.Mutex
+	versions      map[string]int64   // of each account and writer, as last seen
+	held          [writers + 1]int64 // the highest transaction of each writer that was ever completed
+	states        int
+	torn, regress []string
+}
+
+func newBankOracle() *bankOracle { return &bankOracle{versions: make(map[string]int64)} }
+
+// observe looks at one state. It is called under the simulator's lock.
+func (o *bankOracle) observe(v felderasim.View) {
+	if !v.Settled() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	sum, rows := int64(0), 0
+	for _, table := range []string{"left_accounts", "right_accounts"} {
+		for _, row := range v.Rows(table) {
+			rows++
+			sum += number(row["balance"])
+			o.see(fmt.Sprintf("%s %d", table, number(row["id"])), number(row["version"]))
+		}
+	}
+	for _, row := range v.Rows("writers") {
+		id, n := number(row["id"]), number(row["n"])
+		o.see(fmt.Sprintf("writer %d", id), n)
+		o.held[id] = max(o.held[id], n)
+	}
+	o.states++
+	if rows != 0 && (rows != 2*accounts || sum != total) {
+		o.torn = append(o.torn, fmt.Sprintf("%d accounts hold %d, expected %d and %d", rows, sum, 2*accounts, total))
+	}
+}
+
+func (o *bankOracle) see(what string, version int64) {
+	if before, ok := o.versions[what]; ok && version < before {
+		o.regress = append(o.regress, fmt.Sprintf("%s went from version %d back to %d", what, before, version))
+	}
+	o.versions[what] = version
+}
+
+// faults gives what was found since the last call.
+func (o *bankOracle) faults() (torn, regress []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	torn, regress = o.torn, o.regress
+	o.torn, o.regress = nil, nil
+	return torn, regress
+}
+
+// holds tells whether a transaction of a writer was ever part of a completed
+// state.
+func (o *bankOracle) holds(writer int, n int64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.held[writer] >= n
+}
+
+func number(v any) int64 {
+	switch n := v.(type) {
+	case int64:
+		return n
+	case int32:
+		return int64(n)
+	case json.Number:
+		i, err := n.Int64()
+		if err == nil {
+			return i
+		}
+	}
+	panic(fmt.Sprintf("the simulator gives %T where a number is expected", v))
+}
+
+// bankWriter is one client of the bank.
+type bankWriter struct {
+	id     int
+	random *rand.Rand
+	n      int64
+	// large makes every so many transactions large enough to be spilled.
+	large int
+}
+
+// run writes transactions until ctx ends; gate holds it while somebody wants
+// to compare.
+func (w *bankWriter) run(ctx context.Context, pg *harness.Postgres, gate *gate) {
+	var conn *pgx.Conn
+	defer func() {
+		if conn != nil {
+			_ = conn.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	for {
+		if !gate.enter(ctx) {
+			return
+		}
+		err := func() error {
+			defer gate.leave()
+			if conn == nil || conn.IsClosed() {
+				var err error
+				if conn, err = pg.Connect(ctx); err != nil {
+					return err
+				}
+				// A commit whose answer was lost may have happened.
+				if err := conn.QueryRow(ctx, "SELECT n FROM writers WHERE id = $1", w.id).Scan(&w.n); err != nil {
+					return err
+				}
+			}
+			return w.transaction(ctx, conn)
+		}()
+		if err != nil && ctx.Err() == nil {
+			// The server is being restarted, or two writers met: again, on a new
+			// connection.
+			if conn != nil {
+				_ = conn.Close(ctx)
+			}
+			conn = nil
+		}
+	}
+}
+
+func (w *bankWriter) transaction(ctx context.Context, conn *pgx.Conn) error {
+	pick := func() (string, int) {
+		return []string{"left_accounts", "right_accounts"}[w.random.IntN(2)], w.random.IntN(accounts) + 1
+	}
+	var sql strings.Builder
+	// Writers think, or two cores do nothing else.
+	fmt.Fprintf(&sql, "BEGIN; SELECT pg_sleep(%f);", 0.004+0.01*w.random.Float64())
+	move := func() {
+		from, a := pick()
+		to, b := pick()
+		amount := w.random.IntN(50)
+		fmt.Fprintf(&sql, "UPDATE %s SET balance = balance - %d, version = version + 1 WHERE id = %d;", from, amount, a)
+		fmt.Fprintf(&sql, "UPDATE %s SET balance = balance + %d, version = version + 1 WHERE id = %d;", to, amount, b)
+	}
+	move()
+	switch w.random.IntN(8) {
+	case 0: // a part that is taken back
+		sql.WriteString("SAVEPOINT s;")
+		move()
+		sql.WriteString("ROLLBACK TO s;")
+	case 1:
+		key := w.random.IntN(200)
+		fmt.Fprintf(&sql, "INSERT INTO filler VALUES (%d, 'n', repeat('p', %d)) ON CONFLICT (id) DO UPDATE SET note = filler.note || 'x';", key, w.random.IntN(9000))
+	case 2:
+		fmt.Fprintf(&sql, "DELETE FROM filler WHERE id = %d;", w.random.IntN(200))
+	case 3: // the picture is not sent with it
+		fmt.Fprintf(&sql, "UPDATE filler SET note = 'y' WHERE id = %d;", w.random.IntN(200))
+	case 4:
+		sql.WriteString("INSERT INTO unpublished (note) VALUES (repeat('u', 500));")
+	}
+	if w.large > 0 && w.random.IntN(w.large) == 0 {
+		base := 1000 * (w.id + 1)
+		fmt.Fprintf(&sql, "INSERT INTO filler SELECT %d + i, 'large', repeat('l', 2000) FROM generate_series(1, 400) i ON CONFLICT (id) DO UPDATE SET note = filler.note || '+';", base)
+		move()
+	}
+	fmt.Fprintf(&sql, "UPDATE writers SET n = %d WHERE id = %d;", w.n+1, w.id)
+	if w.random.IntN(12) == 0 {
+		_, err := conn.Exec(ctx, sql.String()+"ROLLBACK")
+		return err
+	}
+	if _, err := conn.Exec(ctx, sql.String()+"COMMIT"); err != nil {
+		return err
+	}
+	w.n++
+	return nil
+}
+
+// difference compares every row of the two sides; "" = equal.
+func difference(ctx context.Context, pg *harness.Postgres, sim *felderasim.Sim) (string, error) {
+	for _, table := range bankTables {
+		source, err := pg.Rows(ctx, "SELECT to_jsonb(t)::text FROM "+table+" t")
+		if err != nil {
+			return "", err
+		}
+		want := make([]string, len(source))
+		for i, row := range source {
+			if want[i], err = canonical(row[0]); err != nil {
+				return "", err
+			}
+		}
+		got := sim.Dump(table)
+		for i, row := range got {
+			if got[i], err = canonical(row); err != nil {
+				return "", err
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		for i := range max(len(want), len(got)) {
+			switch {
+			case i >= len(want):
+				return fmt.Sprintf("%s: a row too many in the destination: %s", table, got[i]), nil
+			case i >= len(got):
+				return fmt.Sprintf("%s: a row is missing in the destination: %s", table, want[i]), nil
+			case want[i] != got[i]:
+				return fmt.Sprintf("%s: source %.200s, destination %.200s", table, want[i], got[i]), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// canonical writes a JSON object with its keys in order.
+func canonical(text string) (string, error) {
+	var row map[string]any
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&row); err != nil {
+		return "", err
+	}
+	out, err := json.Marshal(row)
+	return string(out), err
+}

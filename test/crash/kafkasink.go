@@ -1,0 +1,354 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"holdfast/internal/crash"
+	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
+	"holdfast/test/harness"
+)
+
+// The counters: each partition has keys of its own, and each record sets its
+// key to the next number. So a record that is missing, late or applied again
+// after a later one shows in the state.
+const (
+	partitions = 4
+	keys       = 8 // of each partition
+	topic      = "counters"
+	deadTopic  = "counters-dead"
+	group      = "crash"
+)
+
+const counterProgram = `CREATE TABLE counters (k BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) WITH ('materialized' = 'true');`
+
+// counterOracle watches every completed state of the destination, and knows
+// what was produced.
+type counterOracle struct {
+	mu       sync.Mutex
+	seen     map[int64]int64 // the number of each key, as last seen
+	held     map[int64]int64 // the highest that was ever completed
+	produced [partitions][]counted
+	states   int
+	regress  []string
+}
+
+type counted struct{ offset, key, n int64 }
+
+func newCounterOracle() *counterOracle {
+	return &counterOracle{seen: make(map[int64]int64), held: make(map[int64]int64)}
+}
+
+// observe looks at one state. It is called under the simulator's lock.
+func (o *counterOracle) observe(v felderasim.View) {
+	if !v.Settled() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.states++
+	for _, row := range v.Rows("counters") {
+		k, n := number(row["k"]), number(row["n"])
+		if before := o.seen[k]; n < before {
+			o.regress = append(o.regress, fmt.Sprintf("key %d went from %d back to %d", k, before, n))
+		}
+		o.seen[k] = n
+		o.held[k] = max(o.held[k], n)
+	}
+}
+
+// missing tells which record below an offset was in no completed state; "" =
+// none.
+func (o *counterOracle) missing(partition int32, offset int64) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	list := o.produced[partition]
+	n := 0
+	for n < len(list) && list[n].offset < offset {
+		if c := list[n]; o.held[c.key] < c.n {
+			return fmt.Sprintf("number %d of key %d, at offset %d, is in no completed state", c.n, c.key, c.offset)
+		}
+		n++
+	}
+	o.produced[partition] = slices.Delete(list, 0, n)
+	return ""
+}
+
+// counterWorld is a kafkasink, or two, with everything around it.
+type counterWorld struct {
+	rig
+	kafka  *harness.Kafka
+	tap    *kafkaTap
+	oracle *counterOracle
+	client *kgo.Client
+	second *harness.Daemon // another member; nil before it is needed
+
+	mu       sync.Mutex
+	n        [partitions * keys]int64 // of each key, as last produced
+	poison   int
+	produced int
+}
+
+func openCounters(ctx context.Context, dir string, random *rand.Rand) (_ world, err error) {
+	w := &counterWorld{rig: rig{dir: dir, random: random}, oracle: newCounterOracle()}
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
+	w.tap = newKafkaTap(topic, w.oracle)
+	if w.proxy, err = harness.StartProxy(""); err != nil {
+		return nil, err
+	}
+	w.proxy.Tap(w.tap.connection)
+	w.kafka, err = harness.StartKafka(ctx, harness.KafkaOptions{
+		Listeners: map[string]string{"TAPPED": "PLAINTEXT"}, Through: map[string]*harness.Proxy{"TAPPED": w.proxy},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err = w.kafka.CreateTopic(ctx, topic, partitions, nil); err != nil {
+		return nil, err
+	}
+	if err = w.kafka.CreateTopic(ctx, deadTopic, 1, nil); err != nil {
+		return nil, err
+	}
+	w.sim, err = felderasim.New(felderasim.Options{
+		SQL: counterProgram, Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce, Observe: w.oracle.observe,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err = w.sim.Start(ctx); err != nil {
+		return nil, err
+	}
+	program, err := harness.Build(ctx, "./cmd/kafkasink", harness.BuildOptions{Tags: "crashpoints"})
+	if err != nil {
+		return nil, err
+	}
+	env := map[string]string{
+		"KAFKASINK_BROKERS": w.proxy.Addr(), "KAFKASINK_GROUP": group, "KAFKASINK_TOPICS": topic + "=counters:json",
+		"KAFKASINK_POISON": "dlq", "KAFKASINK_DLQ_TOPIC": deadTopic, "KAFKASINK_POISON_LIMIT": "100000",
+		"KAFKASINK_COMMIT_INTERVAL": "100ms", "KAFKASINK_SESSION_TIMEOUT": "3s", "KAFKASINK_DRAIN_TIMEOUT": "2s",
+		"KAFKASINK_BATCH_ROWS": "50", "KAFKASINK_START": "earliest",
+		"FELDERA_URL": w.sim.URL(), "FELDERA_PIPELINE": "p",
+		"FELDERA_REQUEST_TIMEOUT": "2s", "FELDERA_REQUEST_LIFETIME": "2s",
+	}
+	w.daemon, err = harness.StartDaemon(harness.DaemonOptions{Program: program, ListenVar: "KAFKASINK_LISTEN", Env: env})
+	if err != nil {
+		return nil, err
+	}
+	w.client, err = w.kafka.Client(kgo.DefaultProduceTopic(topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		return nil, err
+	}
+	if err = w.produce(ctx, 1); err != nil {
+		return nil, err
+	}
+	if err = w.settle(ctx); err != nil {
+		return nil, fmt.Errorf("first records: %w", err)
+	}
+	w.second, err = harness.StartDaemon(harness.DaemonOptions{Program: program, ListenVar: "KAFKASINK_LISTEN", Env: env})
+	if err != nil {
+		return nil, err
+	}
+	w.second.Kill()
+	writing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	w.stopWriters = stop
+	w.write(writing, w.writer)
+	return w, nil
+}
+
+// writer produces until ctx ends.
+func (w *counterWorld) writer(ctx context.Context) {
+	turn := time.NewTicker(10 * time.Millisecond)
+	defer turn.Stop()
+	for w.gate.enter(ctx) {
+		_ = w.produce(ctx, 4) // the broker is being restarted: the client has its own patience
+		w.gate.leave()
+		select {
+		case <-turn.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// produce sets some keys to their next numbers. A record whose answer is lost
+// is not produced again: the client is idempotent.
+func (w *counterWorld) produce(ctx context.Context, records int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for range records {
+		key := w.produced % (partitions * keys)
+		w.produced++
+		partition := int32(key % partitions)
+		n := w.n[key] + 1
+		r := &kgo.Record{Partition: partition, Key: fmt.Appendf(nil, "%d", key), Value: fmt.Appendf(nil, `{"k":%d,"n":%d}`, key, n)}
+		if err := w.client.ProduceSync(context.WithoutCancel(ctx), r).FirstErr(); err != nil {
+			return err
+		}
+		w.n[key] = n
+		w.oracle.mu.Lock()
+		w.oracle.produced[partition] = append(w.oracle.produced[partition], counted{r.Offset, int64(key), n})
+		w.oracle.mu.Unlock()
+	}
+	return nil
+}
+
+func (w *counterWorld) close() {
+	w.rig.close()
+	if w.second != nil {
+		w.second.Close()
+	}
+	if w.client != nil {
+		w.client.Close()
+	}
+	if w.kafka != nil {
+		_ = w.kafka.Close()
+	}
+}
+
+func (w *counterWorld) killSource(ctx context.Context) error {
+	w.kafka.Kill()
+	return w.kafka.Start(ctx)
+}
+
+// provoke makes the daemon pass the places of a rebalance, of a dead letter
+// and of a shutdown.
+func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
+	switch p {
+	case crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.poison++
+		r := &kgo.Record{Partition: int32(w.poison % partitions), Value: fmt.Appendf(nil, "poison %d", w.poison)}
+		return w.client.ProduceSync(ctx, r).FirstErr()
+	case crash.KafkaRevoke, crash.KafkaDrain:
+		// Only who has them all has one to give.
+		assigned, err := w.daemon.Metric(ctx, "kafkasink_assigned_partitions", nil)
+		_, gone := w.second.ExitCode()
+		switch {
+		case err != nil: // not up yet
+		case assigned == partitions && gone:
+			return w.second.Restart(nil)
+		case assigned > 0 && assigned < partitions && !gone:
+			w.second.Kill() // both joined at once
+		}
+	case crash.KafkaLost:
+		if err := w.daemon.Signal(syscall.SIGSTOP); err != nil {
+			return err
+		}
+		return w.standStill(ctx, standstill)
+	case crash.KafkaShutdown:
+		return w.daemon.Terminate()
+	}
+	return nil
+}
+
+func (w *counterWorld) settle(ctx context.Context) error {
+	if w.second != nil {
+		w.second.Kill()
+	}
+	release := w.gate.hold()
+	defer release()
+	limit, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var ends map[int32]int64
+	err := harness.Eventually(limit, "the broker says where the log ends", func(ctx context.Context) (any, bool) {
+		var err error
+		ends, err = w.kafka.EndOffsets(ctx, topic)
+		return err, err == nil
+	})
+	if err != nil {
+		return err
+	}
+	err = harness.Eventually(limit, fmt.Sprintf("the committed offsets reach %v", ends), func(ctx context.Context) (any, bool) {
+		at, err := w.kafka.CommittedOffsets(ctx, group)
+		if err != nil {
+			return err, false
+		}
+		for p, end := range ends {
+			if end > 0 && at[topic][p] < end {
+				return at, false
+			}
+		}
+		return nil, true
+	})
+	if err != nil {
+		return w.noProgress(ctx, err)
+	}
+	return w.compare(limit)
+}
+
+// compare holds every key and every dead letter against what was produced.
+func (w *counterWorld) compare(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	got := make(map[int64]int64)
+	for _, row := range w.sim.Rows("counters") {
+		got[number(row["k"])] = number(row["n"])
+	}
+	for key, n := range w.n {
+		if got[int64(key)] != n {
+			return &lostError{fmt.Sprintf("key %d is at %d, produced was %d", key, got[int64(key)], n)}
+		}
+	}
+	ends, err := w.kafka.EndOffsets(ctx, deadTopic)
+	if err != nil {
+		return err
+	}
+	reader, err := w.kafka.Client(kgo.ConsumeTopics(deadTopic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	letters := make(map[string]int)
+	for read := int64(0); read < ends[0]; {
+		fetches := reader.PollFetches(ctx)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("read the dead letters: %w", err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			letters[string(r.Value)]++
+			read = r.Offset + 1
+		})
+	}
+	for i := 1; i <= w.poison; i++ {
+		if what := fmt.Sprintf("poison %d", i); letters[what] == 0 {
+			return &lostError{what + " is not among the dead letters, although its offset was passed"}
+		}
+	}
+	for what := range letters {
+		if !strings.HasPrefix(what, "poison ") {
+			return &lostError{"a good record is among the dead letters: " + what}
+		}
+	}
+	return nil
+}
+
+func (w *counterWorld) findings() findings {
+	var f findings
+	f.early, f.back = w.tap.faults()
+	w.oracle.mu.Lock()
+	defer w.oracle.mu.Unlock()
+	f.regress, w.oracle.regress = w.oracle.regress, nil
+	return f
+}
+
+func (w *counterWorld) numbers() string {
+	w.oracle.mu.Lock()
+	defer w.oracle.mu.Unlock()
+	w.tap.mu.Lock()
+	defer w.tap.mu.Unlock()
+	return fmt.Sprintf("kafkasink: %d completed states were looked at, %d commits checked", w.oracle.states, w.tap.commits)
+}

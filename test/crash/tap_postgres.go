@@ -1,0 +1,177 @@
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"holdfast/internal/decode"
+	"holdfast/test/harness"
+)
+
+// postgresTap listens to the replication connections of pgsource, both ways:
+// it learns from the server which transaction ends where, and checks every
+// status update at the moment it is sent, before the server has it. The end
+// state alone would miss most wrong orders: a position that is confirmed too
+// early loses nothing unless a crash follows at the right moment.
+type postgresTap struct {
+	oracle *bankOracle
+
+	mu sync.Mutex
+	// ends are the transactions in commit order that the server has sent and
+	// that are not confirmed yet.
+	ends []ended
+	// known is the highest end that the server has sent.
+	known     uint64
+	confirmed uint64
+	idle      map[uint64]bool // positions of keepalives since known
+	updates   int
+	early     []string
+	back      []string
+	invented  []string
+}
+
+type ended struct {
+	end    uint64
+	writer int
+	n      int64
+}
+
+func newPostgresTap(o *bankOracle) *postgresTap {
+	return &postgresTap{oracle: o, idle: make(map[uint64]bool)}
+}
+
+// connection makes the two ears of one connection.
+func (t *postgresTap) connection() [2]func([]byte) {
+	var ears [2]func([]byte)
+	up := &framer{first: true, message: t.fromClient}
+	down := &framer{}
+	decoder := decode.NewPgOutput()
+	var open ended
+	down.message = func(kind byte, body []byte) {
+		if kind == 'd' {
+			t.fromServer(body, decoder, &open)
+		}
+	}
+	ears[harness.Up], ears[harness.Down] = up.add, down.add
+	return ears
+}
+
+// fromServer takes one CopyData of the server. Ordinary connections carry
+// none.
+func (t *postgresTap) fromServer(body []byte, decoder *decode.PgOutput, open *ended) {
+	m, err := decode.ParseCopy(body)
+	if err != nil {
+		return // the daemon will say what is wrong with it
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m.Kind == decode.CopyKeepalive {
+		t.idle[m.WALEnd] = true
+		return
+	}
+	msg, err := decoder.Decode(m.Data)
+	if err != nil {
+		return
+	}
+	switch msg.Kind {
+	case decode.MsgBegin:
+		*open = ended{}
+	case decode.MsgInsert, decode.MsgUpdate:
+		if msg.Change.Relation.Name != "writers" {
+			return
+		}
+		id, errID := strconv.Atoi(string(msg.Change.After[0].Bytes))
+		n, errN := strconv.ParseInt(string(msg.Change.After[1].Bytes), 10, 64)
+		if errID == nil && errN == nil && n > 0 { // 0 is the row that the writers start with
+			open.writer, open.n = id, n
+		}
+	case decode.MsgCommit:
+		if msg.EndLSN <= t.known {
+			return // a replay
+		}
+		t.known = msg.EndLSN
+		open.end = msg.EndLSN
+		t.ends = append(t.ends, *open)
+	case decode.MsgDelete, decode.MsgTruncate, decode.MsgRelation, decode.MsgType, decode.MsgOrigin, decode.MsgLogical:
+	}
+}
+
+// fromClient takes one message of the daemon and checks a status update.
+func (t *postgresTap) fromClient(kind byte, body []byte) {
+	if kind != 'd' || len(body) != 34 || body[0] != 'r' {
+		return
+	}
+	write, flush, apply := binary.BigEndian.Uint64(body[1:]), binary.BigEndian.Uint64(body[9:]), binary.BigEndian.Uint64(body[17:])
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.updates++
+	if write != flush || apply != flush {
+		t.invented = append(t.invented, fmt.Sprintf("write %s, flush %s and apply %s differ", decode.FormatLSN(write), decode.FormatLSN(flush), decode.FormatLSN(apply)))
+	}
+	if flush < t.confirmed {
+		t.back = append(t.back, fmt.Sprintf("%s after %s", decode.FormatLSN(flush), decode.FormatLSN(t.confirmed)))
+	}
+	n := 0
+	isEnd := flush == t.confirmed || t.idle[flush]
+	for n < len(t.ends) && t.ends[n].end <= flush {
+		tx := t.ends[n]
+		isEnd = isEnd || tx.end == flush
+		if tx.writer != 0 && !t.oracle.holds(tx.writer, tx.n) {
+			t.early = append(t.early, fmt.Sprintf("%s confirmed, and transaction %d of writer %d, which ends at %s, is in no completed state",
+				decode.FormatLSN(flush), tx.n, tx.writer, decode.FormatLSN(tx.end)))
+		}
+		n++
+	}
+	if !isEnd && t.confirmed != 0 {
+		t.invented = append(t.invented, fmt.Sprintf("%s is neither the end of a transaction nor a keepalive's position", decode.FormatLSN(flush)))
+	}
+	t.ends = append(t.ends[:0], t.ends[n:]...)
+	t.confirmed = max(t.confirmed, flush)
+	for at := range t.idle {
+		if at < t.confirmed {
+			delete(t.idle, at)
+		}
+	}
+}
+
+// faults gives what the tap has found wrong since it was last asked.
+func (t *postgresTap) faults() (early, back, invented []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	early, back, invented = t.early, t.back, t.invented
+	t.early, t.back, t.invented = nil, nil, nil
+	return early, back, invented
+}
+
+// framer cuts one direction of a Postgres connection into messages.
+type framer struct {
+	first   bool // the next message has no kind
+	buf     []byte
+	message func(kind byte, body []byte)
+}
+
+func (f *framer) add(b []byte) {
+	f.buf = append(f.buf, b...)
+	for {
+		head := 5
+		if f.first {
+			head = 4
+		}
+		if len(f.buf) < head {
+			return
+		}
+		size := int(binary.BigEndian.Uint32(f.buf[head-4:])) - 4
+		if size < 0 || len(f.buf) < head+size {
+			return
+		}
+		if f.first {
+			// Anything but an encrypted session's request is the start.
+			f.first = size == 4 && binary.BigEndian.Uint32(f.buf[4:]) == 80877103
+		} else {
+			f.message(f.buf[0], f.buf[head:head+size])
+		}
+		f.buf = append(f.buf[:0], f.buf[head+size:]...)
+	}
+}
