@@ -135,14 +135,18 @@ func (p Program) end(stderr io.Writer, err error) int {
 func (p Program) usage(w io.Writer) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n\nusage: %s [verb] [flags]\n\n", p.Name, p.Summary, p.Name)
+	width := 12
+	for _, v := range p.Verbs {
+		width = max(width, len(v.Name))
+	}
 	for i, v := range p.Verbs {
 		note := ""
 		if i == 0 {
 			note = " (the default)"
 		}
-		fmt.Fprintf(&b, "  %-13s %s%s\n", v.Name, v.Help, note)
+		fmt.Fprintf(&b, "  %-*s %s%s\n", width, v.Name, v.Help, note)
 	}
-	fmt.Fprintf(&b, "  %-13s %s\n\n%s VERB -help tells more about a verb", "help", "print this", p.Name)
+	fmt.Fprintf(&b, "  %-*s %s\n\n%s VERB -help tells more about a verb", width, "help", "print this", p.Name)
 	if i := slices.IndexFunc(p.Verbs, func(v Verb) bool { return v.MoreHelp != nil }); i >= 0 {
 		fmt.Fprintf(&b, "; %s %s -help lists all settings", p.Name, p.Verbs[i].Name)
 	}

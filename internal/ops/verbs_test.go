@@ -59,6 +59,10 @@ func testProgram(err error) Program {
 				return err
 			},
 		},
+		{Name: "slot show", Help: "show it", Run: func(_ context.Context, call Call) error {
+			_, err := fmt.Fprintln(call.Stdout, "shown")
+			return err
+		}},
 	}}
 }
 
@@ -95,6 +99,9 @@ func TestCommandLine(t *testing.T) {
 		{"-h", []string{"-h"}, nil, nil, 0, "run          carry changes until stopped (the default)", ""},
 		{"help is listed", []string{"help"}, nil, nil, 0, "  help         print this\n\npgsource VERB -help tells more about a verb; pgsource config -help lists all settings.\n", ""},
 		{"verb help", []string{"drop", "-h"}, nil, nil, 0, "usage: pgsource drop [flags] TABLE…\n\ndrop things\n\n  -yes\n", ""},
+		{"two words", []string{"slot", "show"}, nil, nil, 0, "shown\n", ""},
+		{"half of two words", []string{"slot"}, nil, nil, 64, "", "there is no verb \"slot\""},
+		{"another half", []string{"slot", "hide"}, nil, nil, 64, "", "there is no verb \"slot\""},
 		{"unknown verb", []string{"chekc"}, nil, nil, 64, "", "pgsource: there is no verb \"chekc\"\n\npgsource: Postgres"},
 		{"not a verb", []string{"Pa55word"}, nil, nil, 64, "", "pgsource: the first argument is not a verb"},
 		{"unknown flag", []string{"version", "-yaml"}, nil, nil, 64, "", "pgsource version: there is no flag -yaml\n\nusage: pgsource version [flags]"},
