@@ -1,0 +1,610 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"holdfast/internal/feldera"
+)
+
+// emit hands one possible step on; wrong is what the step itself breaks.
+type emit func(kind, action string, fault bool, to world, wrong string)
+
+// Next implements System.
+func (m Model) Next(w world, yield func(Step[world])) {
+	out := func(kind, action string, fault bool, to world, wrong string) {
+		// Which of the abandoned requests is which does not matter.
+		slices.SortFunc(to.net[:], func(a, b request) int { return cmp.Compare(b.order(), a.order()) })
+		yield(Step[world]{Kind: kind, Action: action, Fault: fault, To: to, Wrong: wrong})
+	}
+	m.source(w, out)
+	m.network(w, out)
+	m.engine(w, out)
+	m.ownership(w, out)
+	m.sending(w, out)
+	m.acknowledging(w, out)
+}
+
+// order is a total order over requests, for a canonical state.
+func (r request) order() int {
+	n := 0
+	for _, v := range []uint8{bit(r.used), bit(r.live), r.to, r.unit, r.epoch, r.slot, r.inc, r.step, bit(r.mine)} {
+		n = n<<5 | int(v)
+	}
+	return n
+}
+
+func bit(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// source writes its log, and forgets what it may (Kafka: what it likes).
+func (m Model) source(w world, out emit) {
+	if w.written < m.length() {
+		to := w
+		to.written++
+		out("write", fmt.Sprintf("source writes %d", to.written), false, to, "")
+	}
+	if w.retentions > 0 && w.start <= w.written {
+		for start := w.start + 1; start <= w.written+1; start++ {
+			to := w
+			to.retentions--
+			to.start = start
+			out("retention", fmt.Sprintf("retention up to %d", start-1), true, to, "")
+		}
+	}
+}
+
+// network delivers, loses and delays requests.
+func (m Model) network(w world, out emit) {
+	for i, r := range w.net {
+		if !r.used {
+			continue
+		}
+		gone := w
+		gone.net[i] = request{}
+		if w.p.room(r.to) {
+			to := gone
+			e := r.entry
+			e.mine = r.live && r.inc == w.p.inc
+			to.p.push(e)
+			to.stray = to.stray || r.inc != w.p.inc
+			switch {
+			case !r.live:
+				out("late", "late: "+r.String(), false, to, "")
+			case r.inc == w.p.inc:
+				m.accepted(&to, r.entry)
+				out("answer", "answered: "+r.String(), false, to, "")
+			default:
+				// The token names another incarnation than the expected one.
+				to.interrupt(undecided)
+				out("stray", "answered by another incarnation: "+r.String(), false, to, "")
+			}
+		}
+		switch {
+		case !r.live:
+			out("drop", "never applied: "+r.String(), false, gone, "")
+		case w.timeouts > 0:
+			to := w
+			to.timeouts--
+			to.net[i].live = false
+			out("timeout", "no answer: "+r.String(), true, to, "")
+		}
+	}
+}
+
+// accepted enters an answer into the daemon's books.
+func (m Model) accepted(w *world, e entry) {
+	d := &w.d
+	if e.to == tableP {
+		d.rowSent = e.unit + 1
+		d.slot ^= 1
+		return
+	}
+	d.part++
+	if d.part > bit(m.wide(e.unit)) {
+		d.snt, d.part = e.unit, 0
+	}
+}
+
+// engine takes, completes, stores and dies.
+func (m Model) engine(w world, out emit) {
+	for e := range endpoints {
+		if !w.p.queue[e][0].used {
+			continue
+		}
+		to := w
+		took := to.p.ingest(e)
+		out("ingest", "ingested: "+took.String(), false, to, "")
+	}
+	if m.Broken == BelieveBySteps && w.p.steps < 4 {
+		to := w
+		to.p.steps++
+		out("other step", "a step for another source", false, to, "")
+	}
+	if !w.p.tx {
+		to := w
+		m.complete(&to)
+		if to != w {
+			out("complete", "a step completes", false, to, m.shown(&w, &to))
+		}
+	}
+	if m.Storage == KeepsCheckpoint && !w.p.tx {
+		switch {
+		case w.p.isWriting:
+			to := w
+			to.p.stored, to.p.writing, to.p.isWriting = w.p.writing, content{}, false
+			to.p.storedSteps, to.p.writingSteps = w.p.writingSteps, 0
+			m.checkpointed(&to)
+			out("checkpoint", "a checkpoint succeeds", false, to, "")
+		case w.p.work != w.p.stored || w.d.proof > 0:
+			to := w
+			to.p.writing, to.p.isWriting, to.p.writingSteps = w.p.work, true, w.p.steps
+			out("checkpoint begins", "a checkpoint begins", false, to, "")
+		}
+	}
+	if w.restarts > 0 {
+		to := w
+		to.restarts--
+		die := func(with content, steps uint8, how string) {
+			again := to
+			again.p.restart(with, steps)
+			out("restart", "the pipeline restarts "+how, true, again, "")
+		}
+		switch m.Storage {
+		case KeepsNothing:
+			die(content{}, 0, "from nothing")
+		case KeepsCheckpoint:
+			die(w.p.stored, w.p.storedSteps, "from its checkpoint")
+		case KeepsJournal:
+			// Steps that were not completed may have been journaled or not.
+			die(w.p.work, w.p.steps, "from its journal")
+			if w.p.seen != w.p.work {
+				die(w.p.seen, w.p.steps, "from its journal, without the last steps")
+			}
+		}
+	}
+}
+
+// complete makes visible what was ingested and tells the daemon.
+func (m Model) complete(w *world) {
+	if w.p.seen != w.p.work && m.Broken == BelieveBySteps {
+		w.p.steps++
+	}
+	w.p.seen = w.p.work
+	d := &w.d
+	if d.mode != running || d.exp != w.p.inc {
+		return
+	}
+	d.dataDone = max(d.dataDone, m.ingested(w))
+	if w.rowIngested() {
+		d.rowDone = max(d.rowDone, d.rowSent)
+	}
+}
+
+// checkpointed counts a success towards the proof of durability. The request
+// was credited with whatever checkpoint was running when it was made.
+func (m Model) checkpointed(w *world) {
+	d := &w.d
+	if d.proof == 0 || d.exp != w.p.inc {
+		return
+	}
+	if d.proof == 1 && m.Broken != SingleCheckpoint {
+		d.proof = 2
+		return
+	}
+	d.durable, d.proof, d.proofPos = d.proofPos, 0, 0
+}
+
+// interrupt ends what the daemon was doing; its requests go on without it.
+func (w *world) interrupt(next mode) {
+	w.d = daemon{mode: next}
+	for i := range w.net {
+		w.net[i].live, w.net[i].mine = false, false
+	}
+	for e := range w.p.queue {
+		for i := range w.p.queue[e] {
+			w.p.queue[e][i].mine = false
+		}
+	}
+}
+
+// inFlight tells whether the daemon waits for an answer, and whether a request
+// of unknown outcome may still be applied.
+func (w *world) inFlight() (live, open bool) {
+	for _, r := range w.net {
+		live = live || (r.used && r.live)
+		open = open || (r.used && !r.live && r.mine)
+	}
+	return live, open
+}
+
+// ownership is everything by which a lane changes hands.
+func (m Model) ownership(w world, out emit) {
+	d := &w.d
+	switch d.mode {
+	case down:
+		to := w
+		to.d.mode = undecided
+		out("take over", "a daemon takes over", false, to, "")
+		if m.Broken == CommitAfterRevoke && w.zombie > 0 {
+			m.zombieCommits(w, out)
+		}
+		return
+	case undecided:
+		m.take(w, out)
+	default:
+	}
+	if m.Broken == CommitAfterRevoke && w.zombie > 0 {
+		m.zombieCommits(w, out)
+	}
+	live, open := w.inFlight()
+	if w.crashes > 0 {
+		to := w
+		to.crashes--
+		to.interrupt(down)
+		out("crash", "the daemon dies", true, to, "")
+	}
+	if m.Kafka && w.rebalances > 0 && d.mode == running {
+		to := w
+		to.rebalances--
+		if m.Broken == CommitAfterRevoke {
+			to.zombie = m.acknowledgeable(&w) + 1
+		}
+		to.interrupt(down)
+		out("lost", "the lane is lost to another owner", true, to, "")
+		if w.claimed() && !live && !open && d.exp == w.p.inc && d.part == 0 && d.rowDone == m.produced(d.snt)+1 {
+			to := w
+			to.rebalances--
+			wrong := ""
+			// Behind a loss the commit stands still until the rows are back.
+			if pos := m.acknowledgeable(&w); pos >= w.noted.pos {
+				wrong = m.note(&to, pos)
+			}
+			to.noted.clean = true
+			to.interrupt(down)
+			out("revoke", "the lane is revoked: drained, committed clean", true, to, wrong)
+		}
+	}
+	if (d.mode == running || d.mode == lost) && d.exp != w.p.inc && !live && m.Broken != RowIntoNewIncarnation {
+		to := w
+		to.interrupt(undecided)
+		out("notice", "the daemon sees another incarnation", false, to, "")
+	}
+	if w.takings > 0 && d.mode == running && d.tx > 0 && w.p.tx {
+		// A commit names no transaction, and anybody can send one.
+		to := w
+		to.takings--
+		to.p.tx = false
+		to.stray = true // what the daemon sends now is not in a transaction
+		m.complete(&to)
+		out("taken", "somebody else commits our transaction", true, to, "")
+	}
+	if d.mode == running && d.tx > 0 && !w.p.tx && d.exp == w.p.inc && !live && !open {
+		to := w
+		to.interrupt(undecided)
+		out("start again", "the transaction is no longer ours: from the start", false, to, "")
+	}
+	if m.Broken == RowIntoNewIncarnation && d.mode == running && d.exp != w.p.inc && !live && open {
+		to := w
+		to.d.exp = w.p.inc
+		out("adopt", "BROKEN: a retry adopts the new incarnation", false, to, "")
+	}
+}
+
+func (m Model) zombieCommits(w world, out emit) {
+	to := w
+	to.zombie = 0
+	wrong := m.told(&to, w.zombie-1)
+	to.noted.pos = w.zombie - 1
+	out("zombie commit", "BROKEN: the last owner commits", false, to, wrong)
+}
+
+// take decides where a new owner begins.
+func (m Model) take(w world, out emit) {
+	wait := !w.noted.clean && m.Broken != StartWithoutWait
+	if m.Broken == RetryWithoutWait {
+		wait = false
+	}
+	for _, r := range w.net {
+		// Kafka: rows of earlier owners can come at any time; epochs see to it.
+		if r.used && wait && (!m.Kafka || r.to != tableP) {
+			return
+		}
+	}
+	// An empty array to each table, completed: all that is queued is visible.
+	if !w.p.idle() || (!w.p.tx && w.p.seen != w.p.work) || (w.p.tx && w.noted.intent != w.p.inc) {
+		return
+	}
+	dec := m.decide(&w)
+	to := w
+	to.interrupt(undecided)
+	to.stray = false
+	base := w.noted.pos
+	wrong := ""
+	next := running
+	switch dec.Found {
+	case feldera.ProgressFresh, feldera.ProgressEqual:
+	case feldera.ProgressAhead:
+		base = max(base, uint8(dec.Held))
+	case feldera.ProgressLost:
+		switch {
+		case w.p.inc == 1:
+			wrong = "called lost although the pipeline never restarted"
+		case m.Durable || m.Storage == KeepsJournal:
+			wrong = "called lost although it was stored"
+		}
+		if m.Kafka {
+			base = uint8(dec.Held)
+		} else {
+			next = lost
+		}
+	default:
+		wrong = "unexpected decision: " + dec.Found.String()
+	}
+	if m.Kafka && base+1 < w.start {
+		next = stopped
+	}
+	epoch := uint8(dec.Epoch)
+	if m.Broken == NoEpochs {
+		epoch = 1
+	}
+	if m.Broken != EpochByRow {
+		to.noted.epoch = epoch
+	}
+	if m.Broken != CleanNoteKept {
+		to.noted.clean = false
+	}
+	to.d = daemon{
+		mode: next, exp: w.p.inc, epoch: epoch, base: base, recv: base, snt: base,
+		dataDone: m.produced(base),
+	}
+	if !m.Kafka && w.noted.sent > base && m.Broken != ReplayOutsideTransaction {
+		to.d.replay = w.noted.sent
+	}
+	if w.p.tx {
+		if to.d.replay > 0 && next == running {
+			to.d.tx = to.d.replay // ours: go on in it
+		} else {
+			to.p.tx = false // nothing of ours can be in it
+			to.noted.intent = 0
+			m.complete(&to)
+		}
+	}
+	kind := "decide " + dec.Found.String()
+	out(kind, kind, false, to, wrong)
+}
+
+// claimed tells whether the owner's first row is where it has to be before
+// anything else is sent.
+func (w *world) claimed() bool {
+	return w.d.rowDone > 0 || (w.d.tx > 0 && w.d.rowSent > 0 && w.rowIngested())
+}
+
+// send puts a request on its way, and says what is wrong with it.
+func (m Model) send(w world, out emit, e entry) {
+	for i := range w.net {
+		if w.net[i].used {
+			continue
+		}
+		to := w
+		e.used, e.mine, e.inc = true, true, w.d.exp
+		to.net[i] = request{e, true}
+		kind := "send"
+		if e.to == tableP {
+			kind = "send row"
+		} else {
+			to.noted.sent = max(w.noted.sent, e.unit)
+			if m.Kafka {
+				to.noted.sent = 0
+			}
+		}
+		out(kind, kind+" "+e.String(), false, to, "")
+		return
+	}
+}
+
+// sending is the running daemon's work: receive, send, transactions, heal.
+func (m Model) sending(w world, out emit) {
+	d := &w.d
+	live, open := w.inFlight()
+	if d.mode == lost && d.exp == w.p.inc && !m.StopOnLoss {
+		// Resync: the tables become the source's, under the daemon's eyes.
+		to := w
+		to.p.work = m.healed(&w)
+		to.p.seen = to.p.work
+		to.d.mode, to.d.base, to.d.recv, to.d.snt = running, w.written, w.written, w.written
+		to.d.dataDone = m.produced(w.written)
+		to.d.replay = 0
+		out("heal", fmt.Sprintf("resync up to %d", w.written), false, to, "")
+	}
+	if d.mode != running {
+		return
+	}
+	if d.recv < w.written && d.recv < d.snt+2 {
+		to := w
+		if d.recv+1 < w.start {
+			to.interrupt(stopped)
+			out("gap", "the source no longer has what comes next", false, to, "")
+		} else {
+			to.d.recv++
+			kind := "receive"
+			if !m.rows(to.d.recv) {
+				kind = "keepalive"
+			}
+			out(kind, fmt.Sprintf("%s %d", kind, to.d.recv), false, to, "")
+		}
+	}
+	if live || (open && m.Broken != RetryWithoutWait) {
+		return
+	}
+	m.sendRow(w, out)
+	if !w.claimed() {
+		return
+	}
+	u := m.next(d.snt, d.recv)
+	inTx := u > 0 && (m.wide(u) || u <= d.replay) && m.Broken != TablesApart
+	switch {
+	case d.tx > 0 && (u == 0 || u > d.tx):
+		m.commit(w, out)
+	case u == 0:
+	case d.tx == 0 && inTx && !w.p.tx:
+		// What was sent before is settled first.
+		if d.rowDone == m.produced(d.snt)+1 && d.rowSent == d.rowDone && d.exp == w.p.inc {
+			to := w
+			to.p.tx = true
+			to.noted.intent = d.exp
+			to.d.tx = u
+			if u <= d.replay {
+				to.d.tx = m.produced(d.replay)
+			}
+			out("begin", fmt.Sprintf("begin transaction up to %d", to.d.tx), false, to, "")
+		}
+	case d.tx == 0 && inTx:
+	default:
+		m.send(w, out, entry{to: tableA + d.part, unit: u})
+	}
+}
+
+// healed gives the tables after a resync, with the rows as they are.
+func (m Model) healed(w *world) content {
+	c := m.full(w.written)
+	c.rows = w.p.work.rows
+	return c
+}
+
+// sendRow sends the progress row that is due, if one is. The first one, the
+// claim, says where the owner begins.
+func (m Model) sendRow(w world, out emit) {
+	d := &w.d
+	if !w.rowIngested() {
+		return
+	}
+	var pos uint8
+	switch {
+	case d.rowSent == 0:
+		pos = m.produced(d.base)
+	case m.Broken == RowNotLast && d.tx > 0:
+		pos = d.tx
+	case d.tx > 0 && (m.ingested(&w) < d.tx || d.part > 0):
+		return
+	case m.Broken == RowBeforeIngested:
+		pos = m.produced(d.snt)
+	default:
+		pos = m.ingested(&w)
+	}
+	if pos+1 <= d.rowSent {
+		return
+	}
+	m.send(w, out, entry{to: tableP, unit: pos, epoch: d.epoch, slot: d.slot, step: w.p.steps + 1})
+}
+
+// commit ends the transaction when all its rows, and the progress row behind
+// them, are in the circuit.
+func (m Model) commit(w world, out emit) {
+	d := &w.d
+	if d.part > 0 || d.snt < d.tx || m.ingested(&w) < d.tx || d.rowSent != d.tx+1 || !w.rowIngested() || d.exp != w.p.inc || !w.p.tx {
+		return
+	}
+	to := w
+	to.p.tx = false
+	to.d.tx = 0
+	if to.d.snt >= d.replay {
+		to.d.replay = 0
+	}
+	to.noted.intent = 0
+	m.complete(&to)
+	out("commit transaction", "commit transaction", false, to, m.shown(&w, &to))
+}
+
+// acknowledgeable gives the position that the evidence allows.
+func (m Model) acknowledgeable(w *world) uint8 {
+	d := &w.d
+	if d.mode != running || d.rowDone == 0 {
+		return w.noted.pos
+	}
+	if m.Durable {
+		if d.durable == 0 {
+			return w.noted.pos
+		}
+		return m.trailing(d.durable-1, d.recv)
+	}
+	pos := max(d.base, d.rowDone-1)
+	switch m.Broken {
+	case AckOnAccepted:
+		pos = max(d.base, d.snt)
+	case AckBeforeRow:
+		pos = max(d.base, d.dataDone)
+	case KeepaliveOvertakes:
+		if d.recv > 0 && !m.rows(d.recv) {
+			pos = d.recv
+		}
+	default:
+	}
+	return m.trailing(pos, d.recv)
+}
+
+// trailing passes over the positions without rows behind pos.
+func (m Model) trailing(pos, recv uint8) uint8 {
+	for pos < recv && !m.rows(pos+1) {
+		pos++
+	}
+	return pos
+}
+
+// acknowledging is bookmark and status update, or commit, and the checkpoints
+// before them.
+func (m Model) acknowledging(w world, out emit) {
+	d := &w.d
+	if d.mode != running {
+		return
+	}
+	if m.Durable && d.proof == 0 && d.exp == w.p.inc && d.rowDone > d.durable {
+		to := w
+		to.d.proof, to.d.proofPos = 1, d.rowDone
+		out("ask checkpoint", "ask for a checkpoint", false, to, "")
+	}
+	pos := m.acknowledgeable(&w)
+	if pos > w.noted.pos || (pos == w.noted.pos && d.rowDone > m.produced(pos) && w.noted.rowEpoch != d.epoch && !m.Durable) {
+		to := w
+		wrong := m.note(&to, pos)
+		kind := "bookmark"
+		if m.Kafka {
+			kind = "commit"
+		}
+		out(kind, fmt.Sprintf("%s %d", kind, pos), false, to, wrong)
+	}
+	if !m.Kafka && w.confirmed < w.noted.pos {
+		to := w
+		wrong := m.told(&to, w.noted.pos)
+		out("status", fmt.Sprintf("status update %d", w.noted.pos), false, to, wrong)
+	}
+}
+
+// note writes the daemon's memory; Kafka's is the commit itself.
+func (m Model) note(w *world, pos uint8) (wrong string) {
+	wrong = m.evidence(w, pos)
+	if pos > w.noted.pos || w.d.rowDone > m.produced(pos) {
+		w.noted.rowEpoch, w.noted.rowInc = w.d.epoch, w.d.exp
+	}
+	w.noted.pos, w.noted.produced = pos, m.produced(pos)
+	if m.Kafka {
+		if fell := m.told(w, pos); wrong == "" {
+			wrong = fell
+		}
+	}
+	return wrong
+}
+
+// told moves what the source knows.
+func (m Model) told(w *world, pos uint8) (wrong string) {
+	if pos < w.confirmed {
+		wrong = fmt.Sprintf("the source was told %d, now %d", w.confirmed, pos)
+	}
+	w.confirmed = pos
+	return wrong
+}

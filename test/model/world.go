@@ -1,0 +1,388 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+
+	"holdfast/internal/feldera"
+)
+
+// Broken names one rule that a variant of the model breaks.
+type Broken uint8
+
+// The broken rules.
+const (
+	Nothing Broken = iota
+	// KeepaliveOvertakes: a keepalive's position is acknowledged although units
+	// received before it are not.
+	KeepaliveOvertakes
+	// AckOnAccepted: a 200 counts as evidence.
+	AckOnAccepted
+	// AckBeforeRow: completed data count although their progress row is not.
+	AckBeforeRow
+	// RowBeforeIngested: a progress row is sent when its data are accepted.
+	RowBeforeIngested
+	// RowIntoNewIncarnation: a progress row is tried again without a look at
+	// the incarnation.
+	RowIntoNewIncarnation
+	// RowNotLast: inside a transaction the row goes first.
+	RowNotLast
+	// IdleCompared: the acknowledged position, idle or not, is compared with
+	// the row's.
+	IdleCompared
+	// NoEpochs: all owners write the same rows, so that a stale one's can win.
+	NoEpochs
+	// EpochByRow: an owner claims its epoch by its first row alone.
+	EpochByRow
+	// CommitAfterRevoke: an owner commits what it had when it lost the lane.
+	CommitAfterRevoke
+	// RetryWithoutWait: a request of unknown outcome is sent again at once.
+	RetryWithoutWait
+	// StartWithoutWait: an owner does not wait out its predecessor's requests.
+	StartWithoutWait
+	// CleanNoteKept: a clean note is not replaced before the first request.
+	CleanNoteKept
+	// SingleCheckpoint: one successful checkpoint counts as proof.
+	SingleCheckpoint
+	// NeverUsedIsLost: a table without rows counts as a loss.
+	NeverUsedIsLost
+	// BelieveAnyRow: a row is believed whatever incarnation it names.
+	BelieveAnyRow
+	// BelieveBySteps: a row of another incarnation is believed when the present
+	// one resumed at or after its step.
+	BelieveBySteps
+	// BelieveByPosition: a row at the noted position is believed, whoever wrote
+	// it.
+	BelieveByPosition
+	// ReplayOutsideTransaction: what may have been applied already is sent
+	// again in the open.
+	ReplayOutsideTransaction
+	// TablesApart: the tables of one unit are sent without a transaction.
+	TablesApart
+)
+
+// Storage is what a pipeline keeps of its tables when its process dies.
+type Storage uint8
+
+// The kinds of storage.
+const (
+	// KeepsNothing: the open-source build.
+	KeepsNothing Storage = iota
+	// KeepsCheckpoint: back to the last checkpoint (at_least_once).
+	KeepsCheckpoint
+	// KeepsJournal: every journaled step, an open transaction as committed
+	// (exactly_once).
+	KeepsJournal
+)
+
+// Scope bounds a model and says which it is.
+type Scope struct {
+	Broken Broken
+	// Kafka: lanes with owners and commits; otherwise Postgres: transactions
+	// over several tables, a bookmark, keepalives.
+	Kafka bool
+	// Log is the source: 'a' a unit with rows for table A, 'b' one for A and B,
+	// '.' a position without rows.
+	Log     string
+	Storage Storage
+	// Durable acknowledges on checkpoints.
+	Durable bool
+	// StopOnLoss waits for a person when something is lost.
+	StopOnLoss bool
+	// How often each fault can happen.
+	// Takings are commits of our transaction by somebody else.
+	Crashes, Restarts, Timeouts, Rebalances, Retentions, Takings uint8
+}
+
+// request is one on its way. A live one is waited for by the daemon; any other
+// was abandoned, and is applied late or never.
+type request struct {
+	entry
+
+	live bool
+}
+
+const maxNet = 3
+
+// noted is the daemon's durable memory: bookmark, or commit and its note.
+type noted struct {
+	// pos is acknowledged, produced the last position up to it with rows.
+	pos, produced uint8
+	// epoch is the highest that was claimed; rowEpoch and rowInc name the row
+	// that was completed for produced.
+	epoch, rowEpoch, rowInc uint8
+	// sent is the highest unit that was ever sent (pgsource only).
+	sent uint8
+	// intent is the incarnation in which a transaction of ours may be open.
+	intent uint8
+	// clean: nothing that was sent is without an outcome.
+	clean bool
+}
+
+// mode is what the daemon is at.
+type mode uint8
+
+const (
+	down mode = iota
+	undecided
+	running
+	lost    // decided that the pipeline lost acknowledged units: heal or wait
+	stopped // a gap at the source: a person has to act
+)
+
+// daemon is the owner of the lane and all that it forgets when it dies.
+type daemon struct {
+	mode mode
+	// exp is the incarnation that it expects, epoch the one it has claimed.
+	exp, epoch uint8
+	// base: everything up to it was in the pipeline at the decision.
+	base uint8
+	// recv was received, snt accepted whole; part counts the tables of the next
+	// unit that were accepted.
+	recv, snt, part uint8
+	// rowSent and rowDone are positions + 1 of the newest progress row that was
+	// accepted, and completed. The first one is the claim.
+	rowSent, rowDone uint8
+	slot             uint8
+	// dataDone is how far data are completed, whatever the rows.
+	dataDone uint8
+	// tx is the last unit of the open transaction, 0 for none; replay the last
+	// one that may have been applied before.
+	tx, replay uint8
+	// proof counts the checkpoints asked for since proofPos was completed;
+	// durable is what they have proven, + 1.
+	proof, proofPos, durable uint8
+}
+
+// world is one state.
+type world struct {
+	d     daemon
+	noted noted
+	p     pipeline
+	net   [maxNet]request
+	// written is how much of the log exists, confirmed what the source was
+	// told, start the first position that it still has.
+	written, confirmed, start uint8
+	// stray: a request has landed in another incarnation than it was meant for,
+	// and nobody has decided since.
+	stray bool
+	// zombie is what a revoked owner could still commit, + 1.
+	zombie uint8
+	// What is left of each fault.
+	crashes, restarts, timeouts, rebalances, retentions, takings uint8
+}
+
+// Model is the world under a scope.
+type Model struct{ Scope }
+
+// Start implements System.
+func (m Model) Start() world {
+	w := world{
+		crashes: m.Crashes, restarts: m.Restarts, timeouts: m.Timeouts,
+		rebalances: m.Rebalances, retentions: m.Retentions, takings: m.Takings, start: 1,
+	}
+	w.p.inc = 1
+	if m.Kafka {
+		w.written = m.length() // only a resync asks how much there is
+	}
+	return w
+}
+
+func (m Model) length() uint8 { return uint8(len(m.Log)) }
+
+// rows tells whether a unit has rows, wide whether for both tables.
+func (m Model) rows(u uint8) bool { return m.Log[u-1] != '.' }
+func (m Model) wide(u uint8) bool { return m.Log[u-1] == 'b' }
+
+// produced gives the last position up to pos that has rows, 0 for none.
+func (m Model) produced(pos uint8) uint8 {
+	for pos > 0 && !m.rows(pos) {
+		pos--
+	}
+	return pos
+}
+
+// next gives the first unit with rows above pos, 0 if there is none up to end.
+func (m Model) next(pos, end uint8) uint8 {
+	for u := pos + 1; u <= end; u++ {
+		if m.rows(u) {
+			return u
+		}
+	}
+	return 0
+}
+
+// full gives the tables with all units up to pos.
+func (m Model) full(pos uint8) (c content) {
+	for u := uint8(1); u <= pos; u++ {
+		switch {
+		case !m.rows(u):
+			continue
+		case m.wide(u):
+			c.put(entry{to: tableB, unit: u})
+		}
+		c.put(entry{to: tableA, unit: u})
+	}
+	return c
+}
+
+// holds tells whether c has the effect of all units up to pos: every row, and
+// in the shared key nothing older.
+func (m Model) holds(c *content, pos uint8) bool {
+	want := m.full(pos)
+	return c.mask[0]&want.mask[0] == want.mask[0] && c.mask[1]&want.mask[1] == want.mask[1] && c.x >= want.x
+}
+
+// torn tells whether c shows a part of a unit.
+func (m Model) torn(c *content) bool {
+	for u := uint8(1); u <= m.length(); u++ {
+		if m.rows(u) && m.wide(u) && (c.mask[0]^c.mask[1])&(1<<(u-1)) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ingested gives how far the data are in the circuit: up to what was accepted,
+// less what still stands in a queue.
+func (m Model) ingested(w *world) uint8 {
+	pos := w.d.snt
+	for e := tableA; e <= tableB; e++ {
+		for _, q := range w.p.queue[e] {
+			if q.used && q.mine && q.unit <= pos {
+				pos = q.unit - 1
+			}
+		}
+	}
+	return max(m.produced(pos), m.produced(w.d.base))
+}
+
+// rowIngested tells whether the newest progress row is in the circuit.
+func (w *world) rowIngested() bool {
+	for _, q := range w.p.queue[tableP] {
+		if q.used && q.mine {
+			return false
+		}
+	}
+	return true
+}
+
+// incName spells an incarnation for feldera.Decide.
+func incName(inc uint8) string { return string(rune('0' + inc)) }
+
+// decide asks the real function.
+func (m Model) decide(w *world) feldera.Decision {
+	var rows []feldera.ProgressRow
+	for e := range w.p.seen.rows {
+		for slot, r := range w.p.seen.rows[e] {
+			if r == 0 {
+				continue
+			}
+			inc := incName(r.inc())
+			if m.Broken == BelieveAnyRow || (m.Broken == BelieveBySteps && r.step() <= w.p.resumed) ||
+				(m.Broken == BelieveByPosition && r.posPlus1()-1 == w.noted.produced) {
+				inc = incName(w.p.inc)
+			}
+			rows = append(rows, feldera.ProgressRow{
+				Epoch: int64(e), Slot: int64(slot), Position: uint64(r.posPlus1() - 1), Incarnation: inc,
+			})
+		}
+	}
+	n := feldera.Noted{
+		Known: true, Epoch: int64(w.noted.epoch), Produced: uint64(w.noted.produced),
+		RowEpoch: int64(w.noted.rowEpoch), RowIncarnation: incName(w.noted.rowInc),
+	}
+	switch m.Broken {
+	case IdleCompared:
+		n.Produced = uint64(w.noted.pos)
+	case NoEpochs:
+		n.Epoch = 1
+	case EpochByRow:
+		n.Epoch = 0
+		for _, r := range rows {
+			n.Epoch = max(n.Epoch, r.Epoch)
+		}
+	default:
+	}
+	d := feldera.Decide(rows, n, incName(w.p.inc), "")
+	if m.Broken == NeverUsedIsLost && len(rows) == 0 {
+		d.Found = feldera.ProgressLost
+	}
+	return d
+}
+
+// Show implements System.
+func (m Model) Show(w world) string {
+	var b strings.Builder
+	d := &w.d
+	switch d.mode {
+	case down:
+		b.WriteString("down")
+	case undecided:
+		b.WriteString("undecided")
+	case lost:
+		b.WriteString("LOST")
+	case stopped:
+		b.WriteString("STOPPED")
+	case running:
+		fmt.Fprintf(&b, "epoch %d inc %d base %d recv %d sent %d rows %d/%d", d.epoch, d.exp, d.base, d.recv, d.snt, int(d.rowDone)-1, int(d.rowSent)-1)
+		if d.tx > 0 {
+			fmt.Fprintf(&b, " tx..%d", d.tx)
+		}
+	}
+	fmt.Fprintf(&b, " | noted %d (rows %d) told %d | inc %d sees %s", w.noted.pos, w.noted.produced, w.confirmed, w.p.inc, w.p.seen)
+	if w.p.work != w.p.seen {
+		fmt.Fprintf(&b, " has %s", w.p.work)
+	}
+	if w.p.tx {
+		b.WriteString(" TX")
+	}
+	for _, q := range w.p.queue {
+		for _, e := range q {
+			if e.used {
+				b.WriteString(" queued:" + e.String())
+			}
+		}
+	}
+	for _, r := range w.net {
+		if r.used {
+			if r.live {
+				b.WriteString(" sent:" + r.String())
+			} else {
+				b.WriteString(" abandoned:" + r.String())
+			}
+		}
+	}
+	return b.String()
+}
+
+// String names an entry: "A2", or "row 2 (epoch 1, inc 1)".
+func (e entry) String() string {
+	if e.to == tableP {
+		return fmt.Sprintf("row%d(e%d.%d,inc%d)", e.unit, e.epoch, e.slot, e.inc)
+	}
+	return fmt.Sprintf("%c%d", 'A'+e.to, e.unit)
+}
+
+// String writes tables: the units in A, in B, the shared key, the rows.
+func (c content) String() string {
+	var b strings.Builder
+	for i, mask := range c.mask {
+		fmt.Fprintf(&b, "%c", 'A'+i)
+		for u := range maxLog {
+			if mask&(1<<u) != 0 {
+				fmt.Fprintf(&b, "%d", u+1)
+			}
+		}
+		b.WriteByte(' ')
+	}
+	fmt.Fprintf(&b, "x=%d", c.x)
+	for e := range c.rows {
+		for s, r := range c.rows[e] {
+			if r != 0 {
+				fmt.Fprintf(&b, " row%d(e%d.%d,inc%d)", r.posPlus1()-1, e, s, r.inc())
+			}
+		}
+	}
+	return b.String()
+}
