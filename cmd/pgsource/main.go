@@ -33,6 +33,7 @@ func program() ops.Program {
 			ops.ConfigVerb(func(environ []string) (ops.Printer, error) { return load(environ) }, config.HelpPGSource),
 			ops.CheckVerb(preflights),
 			felderaSQLVerb(),
+			stateVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
 				c, err := config.LoadPGSource(environ)
 				if err != nil {
@@ -71,7 +72,7 @@ func run(ctx context.Context, call ops.Call) error {
 	return ops.Daemon{
 		Name: daemon, Listen: c.Listen, LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
 		ListenSetting: "PGSOURCE_LISTEN",
-		ReadyWhen:     []string{wal.CheckSource, wal.CheckDestination, wal.CheckPipeline}, WaitOnRefusal: c.OnRefusal == config.Wait,
+		ReadyWhen:     []string{wal.CheckSource, wal.CheckDestination, wal.CheckPipeline, wal.CheckStore}, WaitOnRefusal: c.OnRefusal == config.Wait,
 		Page:        page(c.Rows()),
 		LongestStep: c.Feldera.RequestTimeout + c.Feldera.RequestLifetime + c.ShutdownTimeout,
 		Work: func(ctx context.Context, rt ops.Runtime) error {
@@ -112,6 +113,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, SenderTimeout: c.SenderTimeout, ShutdownTimeout: c.ShutdownTimeout,
 		Truncate: truncates[c.Truncate],
 		AckOn:    rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
+		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		Report: say.report,
 		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
@@ -176,6 +178,10 @@ func (r *reporter) report(s wal.Status) {
 			r.repeats.Failed(r.ctx, s.Check, errors.New(s.Message))
 		}
 	case wal.CheckSource:
+	case wal.CheckStore:
+		// That none was chosen is worth a look, and no reason to wait.
+		r.rt.Health.SetReady(s.Check, s.OK || s.Works, s.Message)
+		return
 	default:
 		return
 	}
@@ -212,5 +218,6 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		check("tables", "every source table fits its Feldera table", source.CheckTables),
 		saying("publication", source.CheckPublication),
 		saying("slot", source.CheckSlotState),
+		saying("state", source.CheckStateStore),
 	}, nil
 }

@@ -16,6 +16,7 @@
 package config
 
 import (
+	"strings"
 	"time"
 )
 
@@ -86,6 +87,8 @@ type PGSource struct {
 	Tables          TableMappings `env:"PGSOURCE_TABLES,required" example:"public.orders,public.\"Items\"=items" help:"Tables to carry, separated by commas: schema.table, or schema.table=feldera_table where the names differ. Names that are not in double quotes are folded to lower case."`
 	Create          bool          `env:"PGSOURCE_CREATE" envDefault:"false" help:"Create the publication, then the slot, where they are absent. Never re-creates a slot that was lost."`
 	SlotFailover    bool          `env:"PGSOURCE_SLOT_FAILOVER" envDefault:"false" help:"Create the slot as a failover slot, which standbys with sync_replication_slots mirror, so that it survives a promotion. Needs PostgreSQL 17."`
+	State           string        `env:"PGSOURCE_STATE" envDefault:"auto" form:"state" example:"file:/var/lib/holdfast/pgsource.json" help:"Where the acknowledged position is made durable before Postgres is told of it: file:/path, postgres:schema.table for a table in the source database (or in that of PGSOURCE_STATE_DSN), or none. auto is the file /var/lib/holdfast/pgsource-SLOT.json where that folder exists, else none, with a warning."`
+	StateDSN        Secret        `env:"PGSOURCE_STATE_DSN" form:"dsn" example:"postgres://holdfast@other:5432/ops?sslmode=verify-full" help:"Database of the table of PGSOURCE_STATE. Not set: the source's, where each save makes WAL of its own, so that positions without rows are saved less often."`
 	BatchRows       int           `env:"PGSOURCE_BATCH_ROWS" envDefault:"10000" min:"1" max:"1000000" help:"Most rows in one request."`
 	BatchBytes      Size          `env:"PGSOURCE_BATCH_BYTES" envDefault:"4MiB" min:"1KiB" max:"256MiB" help:"Most bytes in one request. Not above PGSOURCE_MEMORY_LIMIT."`
 	BatchAge        time.Duration `env:"PGSOURCE_BATCH_AGE" envDefault:"0s" min:"0s" max:"1m" help:"How long the oldest row waits for more rows to share its request. 0s: a request goes out as soon as the one before it is accepted."`
@@ -177,6 +180,8 @@ func LoadPGSource(environ []string) (*PGSource, error) {
 		"at most PGSOURCE_MEMORY_LIMIT", "PGSOURCE_MEMORY_LIMIT")
 	r.require(c.SenderTimeout == 0 || c.SenderTimeout >= time.Second, "PGSOURCE_WAL_SENDER_TIMEOUT",
 		"is so short that the server would end healthy connections", "0s or at least 1s")
+	r.require(!c.StateDSN.IsSet() || strings.HasPrefix(c.State, stateTable), "PGSOURCE_STATE_DSN", "is set although PGSOURCE_STATE is no table",
+		"only together with PGSOURCE_STATE=postgres:schema.table", "PGSOURCE_STATE")
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err
 	}

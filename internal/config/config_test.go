@@ -82,6 +82,7 @@ func TestDefaults(t *testing.T) {
 		Slot:    "holdfast", Publication: "holdfast",
 		Tables:    TableMappings{{Schema: "public", Name: "orders", Target: "orders"}},
 		BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8, MemoryLimit: 256 << 20,
+		State: "auto",
 		AckOn: Completed, OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop,
 		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute,
 		Listen: "127.0.0.1:8081", LogLevel: "info", LogFormat: "text",
@@ -486,6 +487,8 @@ func TestTable(t *testing.T) {
 					base = append(base, "KAFKASINK_TLS=true")
 				case "KAFKASINK_SASL_TOKEN", "KAFKASINK_SASL_TOKEN_URL":
 					base = minimalKafka("KAFKASINK_SASL_MECHANISM=oauthbearer", "KAFKASINK_SASL_USER=u", "KAFKASINK_SASL_PASSWORD=p")
+				case "PGSOURCE_STATE_DSN":
+					base = append(base, "PGSOURCE_STATE=postgres:ops.state")
 				}
 				if _, err := loaders()[prefix](append([]string{s.Name + "=" + s.Example}, base...)); err != nil {
 					t.Errorf("example of %s: %v", s.Name, err)

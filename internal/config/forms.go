@@ -38,6 +38,7 @@ func forms() map[string]form {
 		"brokers":  {"host:port, several separated by commas", checkBroker},
 		"group":    {"1 to 249 bytes of UTF-8 without control characters", checkGroup},
 		"topic":    {"1 to 249 of a to z, A to Z, 0 to 9, ., _ and -", checkTopic},
+		"state":    {"file:/path, postgres:schema.table, none or auto", checkState},
 		"text":     {"UTF-8 without control characters", checkPrintable},
 		"address":  {"host:port or :port, with a port from 0 to 65535", checkAddress},
 	}

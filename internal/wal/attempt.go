@@ -40,10 +40,19 @@ type attempt struct {
 	// completes: a string.
 	stalled atomic.Value
 
-	progress signal // the ledger may have something to acknowledge
+	proven   signal // the ledger may have something to acknowledge
+	progress signal // the bookmark has moved: the server can be told
 	// drained is closed when the deliverer has ended: nothing more can become
-	// completed.
-	drained *once
+	// completed. settled is closed when the bookmark of that is durable too, or
+	// cannot be made so.
+	drained, settled *once
+	// bookmarked is the highest position that is durable in the state store:
+	// all that the server may be told. Guarded by mu.
+	bookmarked uint64
+	// produced are the ends of batches that brought rows and are not yet
+	// acknowledged, in order; it is as long as the ledger at most. Guarded by
+	// mu.
+	produced []uint64
 
 	failure error                   // guarded by mu
 	stop    context.CancelCauseFunc // ends reading and delivering
@@ -55,7 +64,8 @@ type attempt struct {
 func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err error) {
 	a := &attempt{
 		s: s, ready: r, queue: newQueue(), start: r.confirmed,
-		ledger: ack.New(r.confirmed), progress: newSignal(), drained: newOnce(),
+		ledger: ack.New(r.confirmed), bookmarked: r.confirmed,
+		proven: newSignal(), progress: newSignal(), drained: newOnce(), settled: newOnce(),
 	}
 	// Two contexts: work ends at a stop, hard ends when nothing is left to
 	// wait for. What must still run after a stop (waiting for evidence,
@@ -83,6 +93,7 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 			a.fail(err)
 		}
 	})
+	others.Go(func() { a.keepBookmark(hard) })
 	others.Go(func() { a.watch(work) })
 	others.Go(func() { a.watchPipeline(work) })
 	if s.cfg.StopNow != nil {
@@ -122,7 +133,7 @@ func (a *attempt) fail(err error) {
 	}
 	a.mu.Unlock()
 	var changed *feldera.IncarnationChanged
-	if errors.As(err, &changed) {
+	if errors.As(err, &changed) || errors.Is(err, errOtherServer) {
 		a.halt(err)
 	}
 	a.stop(err)
@@ -150,6 +161,9 @@ func (a *attempt) connections(work, hard context.Context) {
 				a.fail(err)
 			}
 			a.lastWord(hard)
+			return
+		case errors.Is(err, errOtherServer):
+			a.fail(err)
 			return
 		case errors.Is(err, errMemory):
 			a.s.cfg.Metrics.backpressure.Inc()
@@ -204,19 +218,19 @@ func (a *attempt) waitDelivered(work context.Context) bool {
 func (a *attempt) lastWord(hard context.Context) {
 	a.fail(nil) // nothing new is begun; a failure that came before stays
 	select {
-	case <-a.drained.ch:
+	case <-a.settled.ch:
 	case <-hard.Done():
 		return
 	}
 	crash.Here(crash.PgShutdownLastWord)
 	a.mu.Lock()
-	_, more := a.ledger.Ready(a.s.cfg.AckOn)
+	more := a.bookmarked > a.ledger.Acknowledged()
 	from := a.ledger.Last()
 	a.mu.Unlock()
 	if !more || hard.Err() != nil {
 		return
 	}
-	st, err := a.s.startStream(hard, from, a.ready.senderTimeout)
+	st, err := a.s.startStream(hard, a.ready, from)
 	if err == nil {
 		defer func() { _ = st.conn.Close() }()
 		if err = a.acknowledge(st, false); err == nil {
@@ -224,7 +238,7 @@ func (a *attempt) lastWord(hard context.Context) {
 		}
 	}
 	if err != nil {
-		a.s.log.WarnContext(hard, "what completed after the connection ended could not be confirmed: it is delivered again after the next start", "err", err)
+		a.s.log.WarnContext(hard, "the server could not be told of what completed after the connection ended: the next start tells it what is in the state, and delivers the rest again", "err", err)
 	}
 }
 
@@ -238,7 +252,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 	a.mu.Lock()
 	from := a.ledger.Last()
 	a.mu.Unlock()
-	st, err := a.s.startStream(work, from, a.ready.senderTimeout)
+	st, err := a.s.startStream(work, a.ready, from)
 	if err != nil {
 		return err
 	}
@@ -260,17 +274,21 @@ func (a *attempt) connection(work, hard context.Context) error {
 			st.interrupt() // a connection that cannot be written to is over
 		}
 	})
+	looking, seen := context.WithCancel(work)
+	defer seen()
+	status.Go(func() { a.lookAgain(looking) })
 	err = a.read(work, st, asked)
 	if err != nil {
 		_ = st.conn.Close() // a last status update would wait for a dead peer
 	}
 	if err == nil {
 		select {
-		case <-a.drained.ch:
+		case <-a.settled.ch:
 		case <-hard.Done():
 		}
 	}
 	gone.close()
+	seen()
 	status.Wait()
 	if err == nil {
 		err = statusErr
@@ -344,7 +362,7 @@ func (a *attempt) keepalive(msg decode.CopyMessage, inTransaction bool) {
 	a.walEnd = max(a.walEnd, msg.WALEnd)
 	if !inTransaction {
 		a.ledger.AdmitIdle(msg.WALEnd)
-		a.progress.set()
+		a.proven.set()
 	}
 	a.setPositions()
 }
@@ -360,7 +378,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	if len(tx.frames) == 0 {
 		a.queue.buffers.put(tx.frames)
 		a.ledger.AdmitIdle(tx.end)
-		a.progress.set()
+		a.proven.set()
 		a.setPositions()
 		return nil
 	}
@@ -391,7 +409,7 @@ func (a *attempt) evidence(first, last ack.Ticket, r ack.Rung) {
 		return
 	}
 	if r >= a.s.cfg.AckOn {
-		a.progress.set()
+		a.proven.set()
 	}
 }
 
@@ -401,6 +419,7 @@ func (a *attempt) setPositions() {
 	for r := ack.Received; r <= a.s.cfg.AckOn; r++ {
 		m.position.WithLabelValues(r.String()).Set(float64(a.ledger.At(r)))
 	}
+	m.position.WithLabelValues("bookmarked").Set(float64(a.bookmarked))
 	m.position.WithLabelValues("acknowledged").Set(float64(a.ledger.Acknowledged()))
 	m.receivedLag.Set(float64(a.walEnd - min(a.walEnd, a.ledger.At(ack.Received))))
 	m.acknowledgedLag.Set(float64(a.walEnd - min(a.walEnd, a.ledger.Acknowledged())))
@@ -449,15 +468,14 @@ func (a *attempt) status(hard context.Context, st *stream, asked signal, gone <-
 	}
 }
 
-// acknowledge sends one status update and records it. The position is taken
-// and confirmed under the lock, and written between: only this goroutine
-// confirms, so nothing can move in between but upwards.
+// acknowledge sends one status update and records it. It tells the server the
+// bookmark, which is durable already, and nothing above it: see keepBookmark.
+// The position is taken and confirmed under the lock, and written between:
+// only this goroutine confirms, so nothing can move in between but upwards.
 func (a *attempt) acknowledge(st *stream, reply bool) error {
 	a.mu.Lock()
-	lsn, moved := a.ledger.Ready(a.s.cfg.AckOn)
-	if !moved {
-		lsn = a.ledger.Acknowledged()
-	}
+	lsn := a.bookmarked
+	moved := lsn > a.ledger.Acknowledged()
 	a.mu.Unlock()
 	if moved {
 		crash.Here(crash.PgBeforeBookmark)
@@ -482,6 +500,28 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	a.s.cfg.Metrics.lastAcknowledge.Set(float64(now.UnixMilli()) / 1e3)
 	a.setPositions()
 	return nil
+}
+
+// lookAgain looks at the slot once more after START_REPLICATION. Before, it
+// could still be dropped and made anew, or lost, between a look and the start;
+// a slot that is being read from cannot.
+func (a *attempt) lookAgain(work context.Context) {
+	err := a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
+		slot, err := readSlot(ctx, conn, a.s.cfg.Slot)
+		switch {
+		case err != nil:
+			return err
+		case slot == nil:
+			return a.s.slotDropped()
+		default:
+			return a.s.sameSlot(slot)
+		}
+	})
+	var refused *decode.Refusal
+	if errors.As(err, &refused) && refused.Reason == decode.ReasonGap && work.Err() == nil {
+		a.s.reportFailure(CheckSlot, err)
+		a.fail(err)
+	}
 }
 
 // verify looks at the source before a connection is made: whoever moved the

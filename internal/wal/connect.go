@@ -313,14 +313,19 @@ func (s *Source) connectionConfig() (*pgconn.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read PGSOURCE_DSN: %w", err)
 	}
-	cfg, err := parseDSN(dsn, s.cfg.StallTimeout)
+	return pinnedConfig(dsn, s.cfg.StallTimeout, s.applicationName())
+}
+
+// pinnedConfig reads a connection string for a session that is as we need it.
+func pinnedConfig(dsn string, silence time.Duration, application string) (*pgconn.Config, error) {
+	cfg, err := parseDSN(dsn, silence)
 	if err != nil {
 		return nil, err
 	}
 	for k, v := range pinned {
 		cfg.RuntimeParams[k] = v
 	}
-	cfg.RuntimeParams["application_name"] = s.applicationName()
+	cfg.RuntimeParams["application_name"] = application
 	return cfg, nil
 }
 
@@ -330,6 +335,16 @@ func (s *Source) connect(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	conn, err := openPlain(ctx, base)
+	if err != nil {
+		return nil, s.excuse(connectFailure("connect to Postgres", base, err))
+	}
+	s.connected.Store(true)
+	return conn, nil
+}
+
+// openPlain opens a connection for queries by the simple protocol.
+func openPlain(ctx context.Context, base *pgconn.Config) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig("host=localhost sslmode=disable")
 	if err != nil {
 		return nil, fmt.Errorf("broken invariant: %w", err)
@@ -340,16 +355,12 @@ func (s *Source) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return nil, s.excuse(connectFailure("connect to Postgres", base, err))
-	}
-	s.connected.Store(true)
-	return conn, nil
+	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// startStream connects and starts replication at start.
-func (s *Source) startStream(ctx context.Context, start uint64, senderTimeout time.Duration) (*stream, error) {
+// connectReplication opens a connection on which the server answers the
+// commands of the replication protocol. The caller closes it.
+func (s *Source) connectReplication(ctx context.Context, senderTimeout time.Duration) (*pgconn.PgConn, error) {
 	cfg, err := s.connectionConfig()
 	if err != nil {
 		return nil, err
@@ -368,6 +379,22 @@ func (s *Source) startStream(ctx context.Context, start uint64, senderTimeout ti
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, s.excuse(connectFailure("connect for replication", cfg, err))
+	}
+	return conn, nil
+}
+
+// startStream connects and starts replication at start, if the server is the
+// one that prepare has found: see identity.
+func (s *Source) startStream(ctx context.Context, r *ready, start uint64) (*stream, error) {
+	conn, err := s.connectReplication(ctx, r.senderTimeout)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if err := r.sameServer(ctx, conn); err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it
+		return nil, err
 	}
 	err = pglogrepl.StartReplication(ctx, conn, quoteIdentifier(s.cfg.Slot), pglogrepl.LSN(start), pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,

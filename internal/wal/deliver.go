@@ -234,6 +234,9 @@ func (d *deliverer) unproven() int {
 // deliver sends one batch. When a transaction in the middle of it is refused,
 // the ones before it are delivered first, since they are not to blame.
 func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
+	if err := d.a.s.keeper.beforeSend(work, txs[len(txs)-1].end); err != nil {
+		return err
+	}
 	good, refused := d.encode(work, txs)
 	if good > 0 {
 		if err := d.send(work, txs[:good]); err != nil {
@@ -323,6 +326,7 @@ func (d *deliverer) send(work context.Context, txs []*transaction) error {
 		d.a.evidence(b.first, b.last, d.cfg.AckOn)
 		return nil
 	}
+	d.a.brought(b.end)
 	d.a.evidence(b.first, b.last, ack.Accepted)
 	crash.Here(crash.PgAccepted)
 	b.accepted = time.Now()

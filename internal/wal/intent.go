@@ -2,7 +2,6 @@ package wal
 
 import (
 	"context"
-	"sync"
 )
 
 // Intent is the record by which a Feldera transaction that this pgsource
@@ -29,24 +28,4 @@ type IntentStore interface {
 	// as durable as the store can make it. Its error stops what was to be
 	// opened.
 	RecordIntent(ctx context.Context, in Intent) error
-}
-
-// memoryIntents is the store of a Source that was given none: it outlives a
-// reconnect and an attempt, not the process.
-type memoryIntents struct {
-	mu   sync.Mutex
-	last Intent
-}
-
-func (m *memoryIntents) Intent() Intent {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.last
-}
-
-func (m *memoryIntents) RecordIntent(_ context.Context, in Intent) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.last = in
-	return nil
 }

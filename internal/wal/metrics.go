@@ -26,6 +26,8 @@ type Metrics struct {
 	lastCommit       prometheus.Gauge
 	lastAcknowledge  prometheus.Gauge
 	backpressure     prometheus.Counter
+	stateSeconds     prometheus.Histogram
+	stateFailures    prometheus.Counter
 	slotRetained     prometheus.Gauge
 	// slotSafe has no label: as a vector it can be absent, which is what it is
 	// on servers without max_slot_wal_keep_size.
@@ -67,20 +69,25 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		lastCommit:      gauge("pgsource_last_commit_timestamp_seconds", "Commit time of the last transaction received."),
 		lastAcknowledge: gauge("pgsource_last_acknowledged_timestamp_seconds", "When the acknowledged position last moved."),
 		backpressure:    counter("pgsource_backpressure_disconnects_total", "Times the stream was closed on purpose because PGSOURCE_MEMORY_LIMIT was reached."),
-		slotRetained:    gauge("pgsource_slot_retained_bytes", "WAL that the slot keeps on the server's disk."),
+		stateSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "pgsource_state_save_seconds", Help: "How long it took to make the bookmark durable; saves that failed are left out.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
+		}),
+		stateFailures: counter("pgsource_state_save_failures_total", "Saves of the bookmark that failed; each is repeated."),
+		slotRetained:  gauge("pgsource_slot_retained_bytes", "WAL that the slot keeps on the server's disk."),
 		slotSafe: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_slot_safe_wal_bytes", Help: "WAL that can be written before the slot is in danger; absent without max_slot_wal_keep_size.",
 		}, nil),
 		slotActive: gauge("pgsource_slot_active", "1 while a walsender uses the slot."),
 		position: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "pgsource_position_bytes", Help: "The LSN up to which everything has reached the rung, as a byte position in the WAL.",
+			Name: "pgsource_position_bytes", Help: "The LSN up to which everything has reached the rung, as a byte position in the WAL; bookmarked is what the state store holds.",
 		}, []string{"rung"}),
 		slotStatus: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_slot_status", Help: "1 for the slot's wal_status, 0 for the others.",
 		}, []string{"status"}),
 	}
 	reg.MustRegister(m.truncatesApplied, m.truncatedRows, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
-		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure,
+		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure, m.stateSeconds, m.stateFailures,
 		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
 	return m
 }

@@ -33,6 +33,13 @@ type ready struct {
 	// oids are the mapped tables' identities: a table that was dropped and made
 	// again has its name and is another one, which the publication lacks.
 	oids map[tableName]uint32
+	// identity is the server's; switchPoint is where the timeline of the
+	// bookmark ended, where that is another one.
+	identity    identity
+	switchPoint LSN
+	// slotMade: the slot was made by prepare, so nothing was read from it
+	// before.
+	slotMade bool
 	// statusEvery is how often the server must hear from us, senderTimeout the
 	// wal_sender_timeout to ask for, 0 for the server's own.
 	statusEvery   time.Duration
@@ -129,13 +136,23 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 	if err := s.checkServer(qctx, conn, r); err != nil {
 		return err
 	}
+	st, err := s.keeper.get(qctx)
+	if err != nil {
+		return err
+	}
+	if err := s.fence(qctx, st, r); err != nil {
+		return err
+	}
 	if err := s.checkTables(qctx, conn, r); err != nil {
 		return err
 	}
 	if err := s.ensurePublication(qctx, conn); err != nil {
 		return err
 	}
-	return s.ensureSlot(ctx, conn, r)
+	if err := s.ensureSlot(ctx, conn, r); err != nil {
+		return err
+	}
+	return s.remember(ctx, r)
 }
 
 // checkTables holds every configured table against its Feldera table, as far
@@ -433,6 +450,7 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgx.Conn, r *ready) error
 		if slot, err = s.createSlot(ctx, conn); err != nil {
 			return err
 		}
+		r.slotMade = true
 	}
 	if err := s.sameSlot(slot); err != nil {
 		return err
@@ -452,9 +470,10 @@ func (s *Source) sameSlot(slot *slotState) error {
 	if s.slotSeen.Load() && slot.confirmed > told {
 		return &decode.Refusal{
 			Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
-			Why: fmt.Sprintf("it stands at %s, and pgsource has told it no more than %s: somebody advanced it or made it anew, and the changes between are lost to the stream",
-				decode.FormatLSN(slot.confirmed), decode.FormatLSN(told)),
-			Expected: "a slot that only this pgsource moves", Do: "find out who did it, load the tables again, and restart",
+			Why: fmt.Sprintf("it stands at %s, and pgsource has told it no more than %s: somebody advanced it or made it anew, and the changes between (%d bytes of WAL) are lost to the stream",
+				decode.FormatLSN(slot.confirmed), decode.FormatLSN(told), slot.confirmed-told),
+			Expected: "a slot that only this pgsource moves",
+			Do:       "find out who did it, load the tables again, " + s.startOver(),
 		}
 	}
 	s.told.Store(max(told, slot.confirmed))
@@ -462,12 +481,25 @@ func (s *Source) sameSlot(slot *slotState) error {
 	return nil
 }
 
+// slotDropped is for a slot that this pgsource knows and the server does not
+// have. It is never made anew: that would hide what is lost.
 func (s *Source) slotDropped() error {
+	told := decode.FormatLSN(s.told.Load())
 	return &decode.Refusal{
-		Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot, Why: "it was dropped while pgsource was running",
-		Expected: "the slot that holds the WAL since the last acknowledged position " + decode.FormatLSN(s.told.Load()),
-		Do:       "find out who dropped it; a new slot starts at its own creation, so the tables must be loaded again",
+		Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
+		Why:      "it was dropped, or this server was promoted without it: every change after " + told + " is lost to the stream",
+		Expected: "the slot that holds the WAL since the last acknowledged position " + told,
+		Do: fmt.Sprintf("find out who dropped it; run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); load the tables again, %s",
+			quoteLiteral(s.cfg.Slot), s.startOver()),
 	}
+}
+
+// startOver says how to go on from the slot's present position.
+func (s *Source) startOver() string {
+	if _, none := s.cfg.State.(noStore); none {
+		return "and restart"
+	}
+	return "then run: pgsource state reset -yes, and start pgsource"
 }
 
 // CheckTables is a preflight: every source table fits its Feldera table.

@@ -52,8 +52,10 @@ type Status struct {
 	OK    bool
 	// Blocking means that a person has to act: waiting does not mend it.
 	Blocking bool
-	Message  string
-	Hint     string
+	// Works: it is not OK and holds nothing up.
+	Works   bool
+	Message string
+	Hint    string
 }
 
 // The checks that a Source reports.
@@ -63,6 +65,7 @@ const (
 	CheckPipeline    = "pipeline"    // the pipeline answers and runs
 	CheckSlot        = "slot"        // the slot holds the WAL that is needed
 	CheckState       = "state"       // the destination still has what it acknowledged
+	CheckStore       = "state store" // positions can be made durable
 )
 
 // The phases that a Source goes through.
@@ -117,8 +120,14 @@ type Config struct {
 	Policy   feldera.Policy
 	Pipeline *feldera.Client
 	// Intents keeps what is needed to know a Feldera transaction as ours after
-	// a crash. nil keeps it in memory.
+	// a crash. nil keeps it in State.
 	Intents IntentStore
+	// State keeps the bookmark. nil keeps it in memory: the guarantees about
+	// what happens while pgsource is down then do not hold.
+	State StateStore
+	// StateByDefault: nobody has chosen State, which the check says if it keeps
+	// nothing.
+	StateByDefault bool
 
 	Logger  *slog.Logger
 	Metrics *Metrics
@@ -150,6 +159,8 @@ type Source struct {
 	connected atomic.Bool
 	// types are the types of the mapped tables' columns.
 	types typeCache
+	// keeper holds the state. It is set by Run before anything else happens.
+	keeper *keeper
 }
 
 // New makes a Source. It connects to nothing.
@@ -171,8 +182,8 @@ func New(cfg Config) (*Source, error) {
 	default:
 		return nil, fmt.Errorf("wal: AckOn %v is neither completed nor durable", cfg.AckOn)
 	}
-	if cfg.Intents == nil {
-		cfg.Intents = new(memoryIntents)
+	if cfg.State == nil {
+		cfg.State = noStore{}
 	}
 	if cfg.Report == nil {
 		cfg.Report = func(Status) {}
@@ -194,6 +205,15 @@ func New(cfg Config) (*Source, error) {
 // everything delivered before has then been confirmed too, and nothing after.
 // Every other fault is retried for as long as it takes.
 func (s *Source) Run(ctx context.Context) error {
+	s.cfg.Phase(PhaseConnecting)
+	var err error
+	if s.keeper, err = s.openKeeper(ctx); err != nil {
+		return stopped(ctx, err)
+	}
+	defer s.keeper.close(ctx)
+	if s.cfg.Intents == nil {
+		s.cfg.Intents = s.keeper
+	}
 	retry := newBackOff()
 	for {
 		s.cfg.Phase(PhaseConnecting)
@@ -209,7 +229,11 @@ func (s *Source) Run(ctx context.Context) error {
 		case err == nil || ctx.Err() != nil:
 			return stopped(ctx, err)
 		case errors.As(err, &changed):
-			s.destinationRestarted(ctx, changed)
+			if err := s.destinationRestarted(ctx, changed); err != nil {
+				return stopped(ctx, err)
+			}
+		case errors.Is(err, errOtherServer):
+			s.log.WarnContext(ctx, "the attempt is over, the next one begins at the bookmark", "err", err)
 		default:
 			return err
 		}
@@ -217,21 +241,6 @@ func (s *Source) Run(ctx context.Context) error {
 			return stopped(ctx, err)
 		}
 	}
-}
-
-// destinationRestarted says what a change of incarnation means. What was not
-// confirmed is delivered again by the next attempt; what was confirmed may be
-// gone, and only a person can know.
-func (s *Source) destinationRestarted(ctx context.Context, changed *feldera.IncarnationChanged) {
-	s.cfg.Metrics.incarnations.Inc()
-	s.log.ErrorContext(ctx, "the pipeline is another incarnation: unconfirmed transactions are delivered again, confirmed ones may be lost",
-		"was", changed.Was, "now", changed.Now)
-	s.cfg.Report(Status{
-		Check: CheckState, Blocking: true,
-		Message: fmt.Sprintf("the pipeline restarted (incarnation %s, before %s): rows confirmed to Postgres before may be missing from it", changed.Now, changed.Was),
-		Hint:    "compare the tables with the source; if rows are missing, empty the tables and load them again, then restart pgsource to clear this",
-	})
-	s.cfg.Pipeline.Expect(changed.Now)
 }
 
 // prepareUntilReady repeats prepare until it succeeds, is refused, or ctx

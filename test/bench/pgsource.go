@@ -75,7 +75,7 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 			func(ctx context.Context, slot string) (result, error) {
 				return feldera.subject(ctx, "pgsource", program, []string{
 					"PGSOURCE_DSN=" + b.dsn, "PGSOURCE_TABLES=public.orders", "PGSOURCE_PUBLICATION=" + publication,
-					"PGSOURCE_SLOT=" + slot, "PGSOURCE_LISTEN=127.0.0.1:0",
+					"PGSOURCE_SLOT=" + slot, "PGSOURCE_LISTEN=127.0.0.1:0", "PGSOURCE_STATE=file:" + filepath.Join(b.pg.Dir(), slot+".json"),
 				}, s.Count, func(ctx context.Context) (bool, error) { return b.confirmed(ctx, slot) })
 			},
 		} {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"holdfast/internal/decode"
@@ -134,7 +135,7 @@ func (w *world) startDaemons(ctx context.Context, programs map[string]string) er
 	var err error
 	w.pgsource, err = start("pgsource", "PGSOURCE_LISTEN", map[string]string{
 		"PGSOURCE_DSN": w.pg.DSN(), "PGSOURCE_TABLES": "public.orders,public.order_items",
-		"PGSOURCE_SLOT": slot, "PGSOURCE_CREATE": "true",
+		"PGSOURCE_SLOT": slot, "PGSOURCE_CREATE": "true", "PGSOURCE_STATE": "file:" + filepath.Join(w.pg.Dir(), "pgsource.json"),
 	})
 	if err != nil {
 		return err

@@ -176,13 +176,7 @@ func createEveryType(t *testing.T, pg *harness.Postgres) (insert string) {
 // verb runs pgsource feldera-sql.
 func verb(t *testing.T, env map[string]string, args ...string) harness.RunResult {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
-	r, err := harness.Run(ctx, harness.DaemonOptions{Program: build(t, "pgsource"), Args: append([]string{"feldera-sql"}, args...), Env: env})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return runPgsource(t, env, append([]string{"feldera-sql"}, args...)...)
 }
 
 // says fails the test unless the run ended with code and its output has all

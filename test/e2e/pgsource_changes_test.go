@@ -120,6 +120,8 @@ func TestPgsourceAfterAnotherIncarnation(t *testing.T) {
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
 	d := startPgsource(t, pgsourceEnv(pg, sim))
 	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'confirmed', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
 	sim.Crash(core.KeepNothing)
 	health(t, d, "the loss is noticed while idle", func(status int, body string) bool {
 		return status == 503 && strings.Contains(body, "may be missing") && strings.Contains(body, `"phase":"streaming"`)

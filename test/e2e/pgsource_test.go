@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -30,8 +31,12 @@ func pgsourceEnv(pg *harness.Postgres, sim *felderasim.Sim) map[string]string {
 	return map[string]string{
 		"PGSOURCE_DSN": pg.DSN(), "PGSOURCE_TABLES": "public.orders,public.items", "PGSOURCE_CREATE": "true",
 		"FELDERA_URL": sim.URL(), "FELDERA_PIPELINE": "p",
+		"PGSOURCE_STATE": "file:" + stateFile(pg),
 	}
 }
+
+// stateFile is where the daemon of a cluster keeps its state.
+func stateFile(pg *harness.Postgres) string { return filepath.Join(pg.Dir(), "pgsource.json") }
 
 func startPgsource(t *testing.T, env map[string]string) *harness.Daemon {
 	t.Helper()

@@ -34,6 +34,9 @@ type PostgresOptions struct {
 	// Files are put into the data folder, readable for the server alone:
 	// certificates and keys.
 	Files map[string][]byte
+	// OwnIdentifier makes the cluster by an initdb of its own. Without it all
+	// clusters are copies of one, with one system identifier.
+	OwnIdentifier bool
 }
 
 // Postgres is a private cluster: own folder, own port on 127.0.0.1, unix socket,
@@ -88,6 +91,12 @@ func StartPostgres(ctx context.Context, opts PostgresOptions) (*Postgres, error)
 	}
 	if pg.port, pg.release, err = ReservePort(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(pg.dir))
+	}
+	if opts.OwnIdentifier {
+		template = filepath.Join(pg.dir, "own")
+		if err := initdb(ctx, bin, pg.user, template); err != nil {
+			return nil, errors.Join(err, pg.Close())
+		}
 	}
 	if err := pg.prepare(ctx, template); err != nil {
 		return nil, errors.Join(err, pg.Close())
@@ -192,17 +201,21 @@ func postgresTemplate(ctx context.Context, bin string, u *credential) (dir, vers
 			return err
 		}
 		defer func() { _ = os.RemoveAll(work) }()
-		data := filepath.Join(work, "data")
-		_, err = output(ctx, processSpec{
-			name: "initdb", path: filepath.Join(bin, "initdb"), dir: work, user: u, env: serverEnv(),
-			args: []string{"-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"},
-		})
-		if err != nil {
+		if err := initdb(ctx, bin, u, work); err != nil {
 			return err
 		}
-		return copyTree(ctx, data, filepath.Join(part, "data"), nil)
+		return copyTree(ctx, filepath.Join(work, "data"), filepath.Join(part, "data"), nil)
 	})
 	return dir, version, err
+}
+
+// initdb makes a cluster in the folder data of dir, as the server's user.
+func initdb(ctx context.Context, bin string, u *credential, dir string) error {
+	_, err := output(ctx, processSpec{
+		name: "initdb", path: filepath.Join(bin, "initdb"), user: u, env: serverEnv(),
+		args: []string{"-D", filepath.Join(dir, "data"), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"},
+	})
+	return err
 }
 
 // serverEnv is the environment of the servers: nothing of the caller's settings
@@ -346,6 +359,9 @@ func (pg *Postgres) Close() error {
 
 // Log gives what the server has written, over restarts.
 func (pg *Postgres) Log() *Log { return pg.log }
+
+// Dir gives the cluster's folder, for files that are to live as long as it.
+func (pg *Postgres) Dir() string { return pg.dir }
 
 // Addr gives host:port, for a [Proxy].
 func (pg *Postgres) Addr() string { return loopback(pg.port) }

@@ -1,0 +1,207 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"holdfast/internal/decode"
+)
+
+// identity says which server a position belongs to.
+type identity struct {
+	system   string // the cluster's identifier, kept by its standbys and clones
+	timeline uint32 // raised by each promotion
+	database string
+}
+
+// errOtherServer ends an attempt: the server that answers is another one than
+// that which the attempt began with, most likely a promoted standby. Positions
+// that were received may not exist there, so the ledger is dropped, and reading
+// begins again at the bookmark, if the other server has that.
+var errOtherServer = errors.New("another server answers")
+
+// identify asks a replication connection who it is connected to.
+func identify(ctx context.Context, conn *pgconn.PgConn) (identity, error) {
+	sys, err := pglogrepl.IdentifySystem(ctx, conn)
+	if err != nil {
+		return identity{}, classify("identify the server", err)
+	}
+	if sys.SystemID == "" || sys.Timeline <= 0 {
+		return identity{}, fmt.Errorf("identify the server: it says system %q, timeline %d", sys.SystemID, sys.Timeline)
+	}
+	return identity{system: sys.SystemID, timeline: uint32(sys.Timeline), database: sys.DBName}, nil
+}
+
+// sameServer asks the very connection that is to stream whether it goes to the
+// server that prepare has found: behind a proxy or a list of hosts it may not.
+func (r *ready) sameServer(ctx context.Context, conn *pgconn.PgConn) error {
+	now, err := identify(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if now != r.identity {
+		return fmt.Errorf("%w: it was system %s, timeline %d, and is system %s, timeline %d",
+			errOtherServer, r.identity.system, r.identity.timeline, now.system, now.timeline)
+	}
+	return nil
+}
+
+// fence compares the server with the one that the state is about, before
+// anything is read from it. st is nil where there is none yet. It changes
+// nothing.
+func (s *Source) fence(ctx context.Context, st *State, r *ready) error {
+	conn, err := s.connectReplication(ctx, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	if r.identity, err = identify(qctx, conn); err != nil {
+		return err
+	}
+	if st == nil {
+		return nil
+	}
+	if err := st.sameCluster(r.identity, s.cfg.State.Where()); err != nil || st.Timeline == r.identity.timeline {
+		return err
+	}
+	r.switchPoint, err = s.promoted(qctx, conn, st, r.identity.timeline)
+	return err
+}
+
+// sameCluster refuses positions that are another cluster's or database's.
+func (st *State) sameCluster(now identity, where string) error {
+	if st.System == now.system && st.Database == now.database {
+		return nil
+	}
+	why := fmt.Sprintf("the server is another cluster: its system identifier is %s, and the bookmark %s is a position of %s", now.system, st.Acknowledged, st.System)
+	if st.System == now.system {
+		why = fmt.Sprintf("the connection goes to database %q, and the bookmark %s is about %q", now.database, st.Acknowledged, st.Database)
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "state", Where: where, Why: why,
+		Expected: "the cluster and database in which the slot was read before; a dump that was restored and an upgraded server are other clusters, whose positions mean something else",
+		Do:       "correct PGSOURCE_DSN or PGSOURCE_STATE; or, when the move was meant, load the tables again, make publication and slot there and run: pgsource state reset -yes",
+	}
+}
+
+// promoted decides whether a server of another timeline holds everything that
+// was acknowledged: the bookmark's timeline must be an ancestor of its own that
+// ended at or behind the bookmark. A standby that was promoted earlier than
+// that never had the last of what the pipeline holds, and has other changes at
+// the same positions instead.
+func (s *Source) promoted(ctx context.Context, conn *pgconn.PgConn, st *State, now uint32) (LSN, error) {
+	refuse := func(why string) error {
+		return &decode.Refusal{
+			Reason: decode.ReasonGap, What: "server", Where: "timeline " + strconv.FormatUint(uint64(now), 10), Why: why,
+			Expected: "a server that has everything up to the bookmark",
+			Do:       "compare the tables with this server's and mend what differs, see that the slot is there, then run: pgsource state reset -yes; let promotions wait for the slot (synchronized_standby_slots) to avoid this",
+		}
+	}
+	if now < st.Timeline {
+		return 0, refuse(fmt.Sprintf("it is an older timeline than %d, on which the bookmark %s lies: the former primary came back, or a backup was restored", st.Timeline, st.Acknowledged))
+	}
+	history, err := pglogrepl.TimelineHistory(ctx, conn, int32(now)) //nolint:gosec // came as an int32
+	if err != nil {
+		return 0, classify("read the history of timeline "+strconv.FormatUint(uint64(now), 10), err)
+	}
+	ended, err := switchPoint(history.Content, st.Timeline)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("read the history of timeline %d: %w", now, err)
+	case ended == 0:
+		return 0, refuse(fmt.Sprintf("its history does not contain timeline %d, on which the bookmark %s lies", st.Timeline, st.Acknowledged))
+	case st.Acknowledged > ended:
+		return 0, refuse(fmt.Sprintf("timeline %d ended at %s, and the bookmark is %s: the pipeline holds changes that this server never had (%d bytes of WAL), and changes made here since are at the same positions",
+			st.Timeline, ended, st.Acknowledged, st.Acknowledged-ended))
+	}
+	return ended, nil
+}
+
+// maxHistory bounds what is looked at of a timeline history: a line for each
+// promotion.
+const maxHistory = 1 << 20
+
+// switchPoint finds where a timeline ended in the history of a later one: 0
+// where it is not in it. A line is: timeline, white space, LSN, white space,
+// reason; # begins a comment.
+func switchPoint(history []byte, timeline uint32) (LSN, error) {
+	if len(history) > maxHistory {
+		return 0, fmt.Errorf("it has %d bytes", len(history))
+	}
+	for line := range strings.Lines(string(history)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		id, err := strconv.ParseUint(fields[0], 10, 32)
+		if err != nil || len(fields) < 2 {
+			return 0, errors.New("a line of it is not: timeline, LSN, reason")
+		}
+		if uint32(id) != timeline {
+			continue
+		}
+		var ended LSN
+		if err := ended.UnmarshalText([]byte(fields[1])); err != nil {
+			return 0, err
+		}
+		return ended, nil
+	}
+	return 0, nil
+}
+
+// remember makes durable what prepare has found: at a first start the slot's
+// position, later that the timeline is another one.
+func (s *Source) remember(ctx context.Context, r *ready) error {
+	first := false
+	err := s.keeper.must(ctx, func(next *State) bool {
+		if first = next.System == ""; first {
+			*next = State{
+				System: r.identity.system, Timeline: r.identity.timeline, Database: r.identity.database,
+				Slot: s.cfg.Slot, Publication: s.cfg.Publication,
+				Acknowledged: LSN(r.confirmed), Sent: LSN(r.confirmed), Incarnation: s.cfg.Pipeline.Expected(),
+			}
+			if !r.slotMade {
+				next.Rows = next.Acknowledged
+			}
+			return true
+		}
+		changed := next.Incarnation == ""
+		if changed {
+			next.Incarnation = s.cfg.Pipeline.Expected()
+		}
+		if next.Timeline != r.identity.timeline {
+			if sent := s.keeper.exactlySent(next.Acknowledged); sent > r.switchPoint {
+				next.notice(Notice{
+					Kind: NoticeTimeline, Was: strconv.FormatUint(uint64(next.Timeline), 10), Now: strconv.FormatUint(uint64(r.identity.timeline), 10),
+					From: r.switchPoint, To: sent, Noticed: time.Now().UTC(),
+				})
+			}
+			s.log.WarnContext(ctx, "the server was promoted: reading goes on at the bookmark, which its timeline has",
+				"was", next.Timeline, "now", r.identity.timeline, "switched_at", r.switchPoint.String(), "lsn", next.Acknowledged.String())
+			next.Timeline, changed = r.identity.timeline, true
+		}
+		return changed
+	})
+	if err != nil {
+		return err
+	}
+	st, err := s.keeper.get(ctx)
+	if err != nil {
+		return err
+	}
+	if first {
+		s.log.InfoContext(ctx, "no state yet: begun with the slot's position, so nobody can tell whether the slot was moved before", "store", s.cfg.State.Where(), "slot", s.cfg.Slot, "lsn", decode.FormatLSN(r.confirmed))
+	}
+	r.confirmed = max(r.confirmed, uint64(st.Acknowledged))
+	s.reportNotices(st)
+	return nil
+}
