@@ -97,7 +97,7 @@ func Reference(tb testing.TB, path, name string, metrics []Metric, update bool) 
 	switch {
 	case got == b.String():
 	case update:
-		if err := os.WriteFile(path, []byte(head+begin+b.String()+end+tail), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(head+begin+b.String()+end+tail), 0o600); err != nil { //nolint:gosec // a test names it
 			tb.Fatal(err)
 		}
 	default:
