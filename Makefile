@@ -55,6 +55,10 @@ test-images: ## docker-compose.yml and both images, on a private Docker engine
 	test/setup.sh images
 	$(GO_TEST) ./test/images
 
+.PHONY: postgres-matrix
+postgres-matrix: setup ## the tests of pgsource on PostgreSQL 14 to 18 (RUN=pattern), with programs from npm
+	test/postgres-matrix.sh
+
 .PHONY: race
 race: setup ## every test with the race detector
 	go test -timeout 20m -race -p 1 ./...
@@ -66,7 +70,7 @@ $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## the linters of .golangci.yml, and scripts that do not parse
-	bash -n test/setup.sh .ci/run
+	bash -n test/setup.sh test/postgres-matrix.sh .ci/run
 	"$(TOOLS)/golangci-lint" run ./...
 
 .PHONY: fmt

@@ -115,9 +115,10 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		AckOn:    rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
-		Report: say.report,
-		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
-		Beat:   rt.Health.Beat,
+		TakeoverAfter: c.TakeoverAfter,
+		Report:        say.report,
+		Phase:         func(phase string) { rt.Health.SetPhase(phases[phase]) },
+		Beat:          rt.Health.Beat,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -103,6 +103,7 @@ type PGSource struct {
 	ShutdownTimeout time.Duration `env:"PGSOURCE_SHUTDOWN_TIMEOUT" envDefault:"30s" min:"0s" max:"1h" help:"After the first signal, how long to wait for what is in flight to be completed and acknowledged."`
 	StallTimeout    time.Duration `env:"PGSOURCE_STALL_TIMEOUT" envDefault:"1m" min:"5s" max:"1h" help:"Silence on the replication connection after which it counts as half open and is made anew. Not below the server's wal_sender_timeout."`
 	SenderTimeout   time.Duration `env:"PGSOURCE_WAL_SENDER_TIMEOUT" envDefault:"0s" min:"0s" max:"1h" help:"The wal_sender_timeout that the replication connection asks the server for: silence of pgsource after which the server ends the connection and frees the slot. 0s: what the server, the database or the role has, and 1m where they have none. At least 1s otherwise."`
+	TakeoverAfter   time.Duration `env:"PGSOURCE_TAKEOVER_AFTER" envDefault:"30s" min:"0s" max:"1h" help:"Another pgsource holds the slot and nothing was heard of it for this long: it is taken for dead, and its session at the server is ended. 0s: never; wal_sender_timeout does it. At least 15s otherwise, since a pgsource that lives is heard of every ten seconds."`
 	Listen          string        `env:"PGSOURCE_LISTEN" envDefault:"127.0.0.1:8081" form:"address" help:"Address of /healthz, /livez, /readyz and /metrics. It has no authentication."`
 	LogLevel        string        `env:"PGSOURCE_LOG_LEVEL" envDefault:"info" oneof:"debug|info|warn|error" help:"Least severe level that is logged."`
 	LogFormat       string        `env:"PGSOURCE_LOG_FORMAT" envDefault:"text" oneof:"text|json" help:"Form of the log lines on stderr."`
@@ -182,6 +183,8 @@ func LoadPGSource(environ []string) (*PGSource, error) {
 		"is so short that the server would end healthy connections", "0s or at least 1s")
 	r.require(!c.StateDSN.IsSet() || strings.HasPrefix(c.State, stateTable), "PGSOURCE_STATE_DSN", "is set although PGSOURCE_STATE is no table",
 		"only together with PGSOURCE_STATE=postgres:schema.table", "PGSOURCE_STATE")
+	r.require(c.TakeoverAfter == 0 || c.TakeoverAfter >= 15*time.Second, "PGSOURCE_TAKEOVER_AFTER",
+		"is so short that a pgsource that lives could be taken for dead", "0s or at least 15s")
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err
 	}

@@ -539,6 +539,8 @@ type CopyMessage struct {
 	WALEnd uint64
 	// Data is the plug-in's message, for CopyXLogData. It aliases the input.
 	Data []byte
+	// ServerTime is the server's clock when it sent the message.
+	ServerTime time.Time
 	// ReplyRequested asks for a status update at once, for CopyKeepalive.
 	ReplyRequested bool
 }
@@ -555,11 +557,11 @@ func ParseCopy(data []byte) (CopyMessage, error) {
 	case CopyXLogData:
 		c.uint64() // start of the data in the WAL
 		m.WALEnd = c.uint64()
-		c.uint64() // the server's clock
+		m.ServerTime = pgTime(c.uint64())
 		m.Data = c.buf
 	case CopyKeepalive:
 		m.WALEnd = c.uint64()
-		c.uint64()
+		m.ServerTime = pgTime(c.uint64())
 		m.ReplyRequested = c.uint8() != 0
 		if !c.short && len(c.buf) != 0 {
 			return m, malformed("keepalive", fmt.Sprintf("%d bytes are left over", len(c.buf)))

@@ -187,7 +187,7 @@ func (a *attempt) connections(work, hard context.Context) {
 			seen, attempt = acknowledged, 1
 			retry.Reset()
 		}
-		wait := retry.NextBackOff()
+		wait := waitFor(err, retry.NextBackOff())
 		a.s.cfg.Metrics.retries.WithLabelValues("stream").Inc()
 		a.s.cfg.Phase(PhaseConnecting)
 		a.s.reportFailure(CheckSource, err)
@@ -327,6 +327,7 @@ func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 		}
 		switch msg.Kind {
 		case decode.CopyKeepalive:
+			a.s.cfg.Metrics.slot.lag.heard(msg.ServerTime)
 			a.keepalive(msg, asm.inTransaction())
 			if msg.ReplyRequested {
 				asked.set()
@@ -341,6 +342,7 @@ func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 				return err
 			}
 			if tx != nil {
+				a.s.cfg.Metrics.slot.lag.heard(msg.ServerTime)
 				if err := a.admit(tx, msg.WALEnd); err != nil {
 					return err
 				}
@@ -390,6 +392,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 		}
 	}
 	tx.ticket = ticket
+	a.s.cfg.Metrics.slot.lag.committed(tx.end, tx.commitTime)
 	a.queue.push(tx)
 	crash.Here(crash.PgAdmitted)
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
@@ -421,6 +424,7 @@ func (a *attempt) setPositions() {
 	}
 	m.position.WithLabelValues("bookmarked").Set(float64(a.bookmarked))
 	m.position.WithLabelValues("acknowledged").Set(float64(a.ledger.Acknowledged()))
+	m.slot.lag.moved(a.ledger.At(ack.Received), a.ledger.Acknowledged())
 	m.receivedLag.Set(float64(a.walEnd - min(a.walEnd, a.ledger.At(ack.Received))))
 	m.acknowledgedLag.Set(float64(a.walEnd - min(a.walEnd, a.ledger.Acknowledged())))
 }

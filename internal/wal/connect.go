@@ -410,6 +410,9 @@ func (s *Source) startStream(ctx context.Context, r *ready, start uint64) (*stre
 		}
 	}
 	_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it
+	if inUse, ok := errors.AsType[*pgconn.PgError](err); ok && inUse.Code == "55006" {
+		return nil, s.occupied(ctx)
+	}
 	return nil, classify(fmt.Sprintf("start replication from slot %q at %s", s.cfg.Slot, decode.FormatLSN(start)), err)
 }
 

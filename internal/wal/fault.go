@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -23,6 +24,21 @@ type outage struct {
 	what, why string
 	do        string // "" where there is nothing to do but to wait
 	err       error  // the cause, not part of the text; may be nil
+	// soon: it is looked at again within a few seconds, however often it has
+	// been already, since somebody else's acts end it and asking costs little.
+	soon bool
+}
+
+// soonest is how long a wait for an outage that may end any time lasts at
+// most.
+const soonest = 3 * time.Second
+
+// waitFor bounds the wait that backoff asks for after err.
+func waitFor(err error, wait time.Duration) time.Duration {
+	if out, ok := errors.AsType[*outage](err); ok && out.soon {
+		return min(wait, soonest)
+	}
+	return wait
 }
 
 func (o *outage) Error() string { return o.what + ": " + o.why }
@@ -151,6 +167,14 @@ func explain(cfg *pgconn.Config, err error) fault {
 	case strings.Contains(text, "no GSSAPI provider"):
 		return fault{final: true, login: true, why: "the server asks for a Kerberos login, which pgsource does not have", expected: "a login by password or certificate", do: "add a line to pg_hba.conf with scram-sha-256 or cert for this user"}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		if cfg.TLSConfig != nil && strings.Contains(text, "receive message") {
+			// TLS 1.3: the server judges the certificate after our part of the
+			// handshake, and its alert may be overtaken by the end.
+			return fault{
+				why: "the server ended the connection behind the TLS handshake",
+				do:  "does it accept the client certificate of sslcert (has it expired, is its authority in ssl_ca_file), and is it up? A server that restarts does this too",
+			}
+		}
 		return fault{why: "the connection ended before the login was done", do: "is it a Postgres server, and is it up? A load balancer without a live server behind it does this, and so does a server that restarts"}
 	}
 	return fault{why: text}
@@ -303,7 +327,7 @@ func classify(operation string, err error) error {
 	case "53400":
 		r.Expected, r.Do = "a free replication slot", "raise max_replication_slots (needs a restart of the server), or drop a slot that nobody uses: SELECT slot_name, active FROM pg_replication_slots"
 	case "55006":
-		return &outage{what: operation, why: pgErr.Message, do: "another process uses the slot, perhaps another pgsource", err: err}
+		return &outage{what: operation, why: pgErr.Message, do: "another process uses it, perhaps another pgsource", err: err}
 	case "55000":
 		switch {
 		case strings.HasPrefix(pgErr.Message, "cannot read from logical replication slot "), strings.HasPrefix(pgErr.Message, "can no longer access replication slot "):

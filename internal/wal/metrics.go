@@ -7,6 +7,8 @@ import (
 // Metrics are the numbers a Source keeps. Positions are LSNs as byte counts
 // of WAL; differences between them are bytes.
 type Metrics struct {
+	slot *slotMetrics
+
 	transactions prometheus.Counter
 	rows         *prometheus.CounterVec
 	sentBytes    prometheus.Counter
@@ -45,6 +47,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	m := &Metrics{
+		slot: newSlotMetrics(reg),
+
 		transactions: counter("pgsource_transactions_total", "Transactions received whole, by their COMMIT."),
 		rows: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pgsource_rows_total", Help: "Row changes accepted by Feldera, by source table and operation.",

@@ -452,6 +452,14 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgx.Conn, r *ready) error
 		}
 		r.slotMade = true
 	}
+	if err := slot.usable(s.cfg.Slot); err != nil {
+		return err
+	}
+	if slot.active {
+		// Whoever waits for a slot has not read from it: what its present user
+		// confirms meanwhile is no gap.
+		return s.occupied(ctx)
+	}
 	if err := s.sameSlot(slot); err != nil {
 		return err
 	}

@@ -32,6 +32,11 @@ type slotState struct {
 	failover, synced bool
 	invalidation     string
 	inactiveSince    string
+	// syncState is that of its walsender as a synchronous standby.
+	syncState string
+	// spilledTransactions and spilledBytes are what decoding for it has cost
+	// the server's disk.
+	spilledTransactions, spilledBytes int64
 }
 
 // readSlot gives nil where there is no such slot. Columns that only newer
@@ -44,12 +49,16 @@ func readSlot(ctx context.Context, conn *pgx.Conn, name string) (*slotState, err
 		       coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn, '0/0')::text, at::text,
 		       coalesce(pg_wal_lsn_diff(at, restart_lsn), 0)::int8, safe_wal_size,
 		       coalesce((j->>'two_phase')::bool, false), coalesce((j->>'failover')::bool, false), coalesce((j->>'synced')::bool, false),
-		       coalesce(j->>'invalidation_reason', CASE WHEN (j->>'conflicting')::bool THEN 'conflict' END, ''), coalesce(j->>'inactive_since', '')
+		       coalesce(j->>'invalidation_reason', CASE WHEN (j->>'conflicting')::bool THEN 'conflict' END, ''), coalesce(j->>'inactive_since', ''),
+		       coalesce((SELECT sync_state FROM pg_stat_replication r WHERE r.pid = s.active_pid), ''),
+		       coalesce((SELECT spill_txns FROM pg_stat_replication_slots p WHERE p.slot_name = s.slot_name), 0),
+		       coalesce((SELECT spill_bytes FROM pg_stat_replication_slots p WHERE p.slot_name = s.slot_name), 0)
 		FROM pg_replication_slots AS s, to_jsonb(s) AS j,
 		     (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END AS at) AS position
 		WHERE slot_name = $1`, name,
 	).Scan(&st.plugin, &st.database, &st.here, &st.temporary, &st.active, &st.activePID, &st.status, &confirmed, &restart, &current, &st.retained, &st.safe,
-		&st.twoPhase, &st.failover, &st.synced, &st.invalidation, &st.inactiveSince)
+		&st.twoPhase, &st.failover, &st.synced, &st.invalidation, &st.inactiveSince,
+		&st.syncState, &st.spilledTransactions, &st.spilledBytes)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil //nolint:nilnil // absence is an answer
 	}

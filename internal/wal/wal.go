@@ -108,6 +108,9 @@ type Config struct {
 	// SenderTimeout is the wal_sender_timeout that replication connections ask
 	// for; 0 leaves it to the server, unless that has none.
 	SenderTimeout time.Duration
+	// TakeoverAfter is how long another pgsource that holds the slot may be
+	// silent before its session is ended; 0 never ends it.
+	TakeoverAfter time.Duration
 	// ShutdownTimeout bounds the wait for evidence after a stop.
 	ShutdownTimeout time.Duration
 	// Truncate says what becomes of a TRUNCATE.
@@ -145,7 +148,10 @@ type Source struct {
 	cfg Config
 	log *slog.Logger
 	// tag tells this process' sessions at the server from those of others.
-	tag string
+	tag       string
+	occupancy occupancy
+	courseMu  sync.Mutex // guards course
+	course    slope
 	// slotSeen: this process has seen the slot. It is never created a second
 	// time, since that would hide a gap.
 	slotSeen atomic.Bool
@@ -258,7 +264,7 @@ func (s *Source) prepareUntilReady(ctx context.Context) (*ready, error) {
 		if errors.As(err, &refused) || errors.As(err, &changed) || ctx.Err() != nil {
 			return nil, err
 		}
-		wait := retry.NextBackOff()
+		wait := waitFor(err, retry.NextBackOff())
 		s.cfg.Metrics.retries.WithLabelValues("prepare").Inc()
 		s.log.WarnContext(ctx, "not ready yet, trying again", "err", err, "attempt", attempt, "wait", wait)
 		if err := sleep(ctx, wait); err != nil {

@@ -27,6 +27,7 @@ func (a *attempt) watch(work context.Context) {
 			}
 			a.mu.Lock()
 			a.walEnd = max(a.walEnd, slot.current)
+			a.s.cfg.Metrics.slot.lag.reached(slot.current)
 			a.setPositions()
 			a.mu.Unlock()
 			return a.s.checkUnchanged(ctx, conn, a.ready)
@@ -84,16 +85,61 @@ func (s *Source) showSlot(ctx context.Context, conn *pgx.Conn) (*slotState, erro
 	if slot.active {
 		m.slotActive.Set(1)
 	}
+	m.slot.spilledTransactions.Store(slot.spilledTransactions)
+	m.slot.spilledBytes.Store(slot.spilledBytes)
+	growth, left := s.slotCourse(slot)
+	m.slot.growth.Set(growth)
+	m.slot.left.Reset()
+	if left > 0 {
+		m.slot.left.WithLabelValues().Set(left.Seconds())
+	}
 	if err := slot.usable(s.cfg.Slot); err != nil {
 		s.reportFailure(CheckSlot, err)
 		return nil, err
 	}
-	st := Status{Check: CheckSlot, OK: slot.status != "unreserved", Message: fmt.Sprintf("wal_status %s, %d bytes of WAL retained", slot.status, slot.retained)}
-	if !st.OK {
-		st.Hint = "the server is about to remove WAL that the slot needs: make the destination catch up or raise max_slot_wal_keep_size"
-	}
-	s.cfg.Report(st)
+	s.cfg.Report(slot.report(s.cfg.Failover, growth, left))
 	return slot, nil
+}
+
+// slotCourse adds a look to the slot's course.
+func (s *Source) slotCourse(slot *slotState) (growth float64, left time.Duration) {
+	s.courseMu.Lock()
+	defer s.courseMu.Unlock()
+	return s.course.add(time.Now(), slot.retained, slot.safe)
+}
+
+// When a slot counts as in danger: so little time at this pace, or so small a
+// part of what the server keeps.
+const (
+	dangerTime  = 30 * time.Minute
+	dangerShare = 0.1
+)
+
+// report says how a slot that can serve is doing.
+func (st *slotState) report(wantsFailover bool, growth float64, left time.Duration) Status {
+	r := Status{Check: CheckSlot, OK: true, Message: st.String()}
+	if growth > 0 {
+		r.Message += fmt.Sprintf(", growing by %s a second", bytesText(int64(growth)))
+	}
+	if left > 0 {
+		r.Message += fmt.Sprintf(", about %s left at this pace", left.Round(time.Second))
+	}
+	const mend = "make the destination catch up, or raise max_slot_wal_keep_size and SELECT pg_reload_conf()"
+	switch {
+	case st.status == "unreserved":
+		r.OK, r.Hint = false, "the server is about to remove WAL that the slot needs: "+mend
+	case left > 0 && left < dangerTime, st.safe != nil && float64(*st.safe) < dangerShare*float64(*st.safe+st.retained):
+		r.OK, r.Hint = false, "the slot will soon be lost: "+mend
+	case st.syncState == "sync" || st.syncState == "quorum":
+		r.OK = false
+		r.Message += "; the server takes pgsource for a synchronous standby, so commits wait for Feldera"
+		r.Hint = "name the standbys in synchronous_standby_names instead of *"
+	case wantsFailover && !st.failover:
+		r.OK = false
+		r.Message += "; it is no failover slot, although PGSOURCE_SLOT_FAILOVER is true"
+		r.Hint = fmt.Sprintf("stop pgsource and run over a replication connection (psql 'dbname=… replication=database'): ALTER_REPLICATION_SLOT %s (FAILOVER true)", quoteIdentifier(st.name))
+	}
+	return r
 }
 
 // watchPipeline looks at the pipeline from time to time, so that an idle

@@ -129,6 +129,9 @@ func TestPgsourceConnections(t *testing.T) {
 		env  map[string]string
 		code int
 		says string
+		// orCode may come instead: TLS 1.3 does not promise that the server's
+		// reason arrives before the end of the connection.
+		orCode int
 	}{
 		"SCRAM without TLS":                {dsn: at("open", "127.0.0.1", "sslmode=disable"), says: "plaintext"},
 		"SCRAM, allow":                     {dsn: at("open", "127.0.0.1", "sslmode=allow"), says: "plaintext"},
@@ -152,7 +155,7 @@ func TestPgsourceConnections(t *testing.T) {
 		"an authority alone verifies":      {dsn: at("onlytls", "localhost", "sslrootcert="+strangerFile), code: 65, says: "authority that is not trusted"},
 		"another name":                     {dsn: at("onlytls", "127.0.0.1", "sslmode=verify-full&sslrootcert="+caFile), code: 65, says: "names localhost"},
 		"no client certificate":            {dsn: "postgres://certified@localhost:" + port + "/postgres?sslmode=verify-full&sslrootcert=" + caFile, code: 65, says: "sslcert"},
-		"client certificate expired":       {dsn: "postgres://certified@localhost:" + port + "/postgres?sslmode=verify-full&sslrootcert=" + caFile + "&sslcert=" + lateCertFile + "&sslkey=" + lateKeyFile, code: 65, says: "expired"},
+		"client certificate expired":       {dsn: "postgres://certified@localhost:" + port + "/postgres?sslmode=verify-full&sslrootcert=" + caFile + "&sslcert=" + lateCertFile + "&sslkey=" + lateKeyFile, code: 65, orCode: 69, says: "expired"},
 		"no REPLICATION":                   {dsn: at("norepl", "127.0.0.1", "sslmode=disable"), code: 65, says: `ALTER ROLE "norepl" REPLICATION`},
 		"target is no standby":             {dsn: at("open", "127.0.0.1", "sslmode=disable&target_session_attrs=standby"), code: 69, says: "asks for a standby"},
 		"wrong password in PGPASSWORD":     {dsn: "postgres://open@127.0.0.1:" + port + "/postgres?sslmode=disable", env: map[string]string{"PGPASSWORD": oddPassword + "x"}, code: 65, says: "password authentication failed"},
@@ -170,7 +173,7 @@ func TestPgsourceConnections(t *testing.T) {
 				t.Fatal(err)
 			}
 			out := got.Stdout + got.Stderr
-			if got.ExitCode != c.code || !strings.Contains(out, c.says) {
+			if (got.ExitCode != c.code && (c.orCode == 0 || got.ExitCode != c.orCode)) || !strings.Contains(out, c.says) {
 				t.Errorf("exit code %d (want %d), output (want %q):\n%s", got.ExitCode, c.code, c.says, out)
 			}
 			assertNoPassword(t, []byte(out))

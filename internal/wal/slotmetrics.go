@@ -1,0 +1,47 @@
+package wal
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// slotMetrics are the numbers about the slot and the connection to it.
+type slotMetrics struct {
+	lag       *lag
+	takeovers prometheus.Counter
+	growth    prometheus.Gauge
+	left      *prometheus.GaugeVec // no label: absent where there is nothing to run out
+	// spilledTransactions and spilledBytes are the server's own counts.
+	spilledTransactions, spilledBytes atomic.Int64
+}
+
+func newSlotMetrics(reg prometheus.Registerer) *slotMetrics {
+	m := &slotMetrics{
+		lag: &lag{now: time.Now},
+		takeovers: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "pgsource_takeovers_total", Help: "Silent replication connections of a pgsource that were ended because they held the slot.",
+		}),
+		growth: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "pgsource_slot_retained_bytes_per_second", Help: "How fast the WAL that the slot keeps grows, over the last five minutes; negative while it shrinks.",
+		}),
+		left: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pgsource_slot_time_left_seconds", Help: "When the slot reaches max_slot_wal_keep_size at this pace; absent while it does not get nearer.",
+		}, nil),
+	}
+	reg.MustRegister(m.takeovers, m.growth, m.left,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pgsource_received_lag_seconds", Help: "Age, by the server's clock, of the oldest WAL that the server had at a look and that was not received; looks are ten seconds apart.",
+		}, func() float64 { return m.lag.received().Seconds() }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pgsource_acknowledged_lag_seconds", Help: "Age, by the server's clock, of the oldest commit or WAL that was not acknowledged; 0 when all is.",
+		}, func() float64 { return m.lag.acknowledged().Seconds() }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "pgsource_server_spilled_transactions_total", Help: "Transactions that the server wrote to its own disk while decoding for this slot, as pg_stat_replication_slots has it.",
+		}, func() float64 { return float64(m.spilledTransactions.Load()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "pgsource_server_spilled_bytes_total", Help: "Bytes that the server wrote to its own disk while decoding for this slot; raise logical_decoding_work_mem where it grows fast.",
+		}, func() float64 { return float64(m.spilledBytes.Load()) }))
+	return m
+}

@@ -1,0 +1,155 @@
+package e2e
+
+import (
+	"context"
+	"net/url"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"holdfast/test/felderasim"
+	"holdfast/test/harness"
+)
+
+// walsender gives the process that serves the slot, 0 for none.
+func walsender(t *testing.T, pg *harness.Postgres) int32 {
+	t.Helper()
+	pid, err := harness.QueryValue[int32](t.Context(), pg, `SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'holdfast'), 0)`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// throughProxies gives the connection string of the cluster behind several
+// proxies, tried in this order.
+func throughProxies(pg *harness.Postgres, proxies ...*harness.Proxy) string {
+	addrs := make([]string, len(proxies))
+	for i, p := range proxies {
+		addrs[i] = p.Addr()
+	}
+	return (&url.URL{
+		Scheme: "postgres", User: url.User("postgres"), Host: strings.Join(addrs, ","), Path: "/postgres", RawQuery: "sslmode=disable&connect_timeout=2",
+	}).String()
+}
+
+// The network swallows everything without a word, on one of two ways to the
+// server: pgsource notices by the silence of the wire, comes back the other
+// way, and ends its own walsender, which still waits at the dead end. The
+// server by itself would wait for ten minutes.
+func TestPgsourceSlotHeldByOwnZombie(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, map[string]string{"wal_sender_timeout": "10min"}), startSim(t, felderasim.Options{})
+	first, second := harness.NeedProxy(t, pg.Addr()), harness.NeedProxy(t, pg.Addr())
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_DSN": throughProxies(pg, first, second), "PGSOURCE_STALL_TIMEOUT": "5s",
+	}))
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'before', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	zombie := walsender(t, pg)
+
+	began := time.Now()
+	first.Stall()
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'behind the dead end', 1, true)`)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := d.WaitLog(ctx, regexp.MustCompile("nothing was heard from the server")); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the silence was noticed after %v, with PGSOURCE_STALL_TIMEOUT=5s", time.Since(began).Round(time.Millisecond))
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	t.Logf("the rows behind the dead end were confirmed after %v", time.Since(began).Round(time.Millisecond))
+	assertEqualTables(t, pg, sim)
+	if now := walsender(t, pg); now == zombie || now == 0 {
+		t.Errorf("walsender %d, before %d", now, zombie)
+	}
+	if n, err := d.Metric(t.Context(), "pgsource_takeovers_total", nil); err != nil || n != 1 {
+		t.Errorf("pgsource_takeovers_total is %v (%v)", n, err)
+	}
+}
+
+// A second pgsource waits while the first one lives, however long that is, and
+// takes the slot when the first one has been silent for long enough. The first
+// one, when it wakes up, does not take it back.
+func TestPgsourceSlotHeldByAnother(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, map[string]string{"wal_sender_timeout": "10min"}), startSim(t, felderasim.Options{})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TAKEOVER_AFTER": "15s"})
+	first := startPgsource(t, env)
+	waitHealthy(t, first)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'by the first', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	holder := walsender(t, pg)
+
+	second := startPgsource(t, env)
+	health(t, second, "the second one says who holds the slot", func(status int, body string) bool {
+		return strings.Contains(body, "another pgsource") && strings.Contains(body, "holdfast/") && status == 200
+	})
+	// Watched for longer than TAKEOVER_AFTER: a pgsource that lives is not
+	// ended, although it has nothing to do.
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		execSQL(t, pg, `SELECT pg_sleep(0.5)`)
+		if now := walsender(t, pg); now != holder {
+			t.Fatalf("the walsender of the first one, %d, was ended while it lived (now %d)", holder, now)
+		}
+	}
+
+	if err := first.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	waitHealthy(t, second)
+	t.Logf("taken over %v after the first one fell silent", time.Since(stopped).Round(time.Millisecond))
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'by the second', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	taken := walsender(t, pg)
+
+	if err := first.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if code, err := first.Wait(ctx); err != nil || code != 65 {
+		t.Fatalf("the first one goes on although another has moved the slot: code %d, %v", code, err)
+	}
+	if now := walsender(t, pg); now != taken {
+		t.Errorf("the walsender of the second one, %d, was ended (now %d)", taken, now)
+	}
+	assertEqualTables(t, pg, sim)
+}
+
+// Whoever is no pgsource is never ended, only named.
+func TestPgsourceSlotHeldByAStranger(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE PUBLICATION holdfast FOR TABLE orders, items`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
+	cfg, err := pgconn.ParseConfig(pg.DSN() + "&replication=database&application_name=stranger")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgconn.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = pglogrepl.StartReplication(t.Context(), conn, "holdfast", 0, pglogrepl.StartReplicationOptions{
+		Mode: pglogrepl.LogicalReplication, PluginArgs: []string{"proto_version '1'", "publication_names 'holdfast'"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_CREATE": "false"}))
+	health(t, d, "the stranger is named", func(_ int, body string) bool {
+		return strings.Contains(body, "stranger") && strings.Contains(body, "no pgsource")
+	})
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+}

@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/test/felderasim"
+	"holdfast/test/harness"
+)
+
+// major gives the version of the server.
+func major(t *testing.T, pg *harness.Postgres) int {
+	t.Helper()
+	n, err := harness.QueryValue[int](t.Context(), pg, `SELECT current_setting('server_version_num')::int / 10000`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// writeWAL fills n segments.
+func writeWAL(t *testing.T, pg *harness.Postgres, n int) {
+	t.Helper()
+	for range n {
+		execSQL(t, pg, `SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))`)
+		execSQL(t, pg, `SELECT pg_switch_wal()`)
+	}
+}
+
+// The destination stands still while the server writes: the danger is shown
+// before the slot is lost, and when it is, pgsource stops with what is lost.
+func TestPgsourceSlotIsLost(t *testing.T) {
+	t.Parallel()
+	pg := startPostgres(t, map[string]string{"max_slot_wal_keep_size": "32MB", "max_wal_size": "32MB", "min_wal_size": "32MB", "checkpoint_timeout": "1h"})
+	sim := startSim(t, felderasim.Options{})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_ON_REFUSAL": "wait", "PGSOURCE_SHUTDOWN_TIMEOUT": "1s"}))
+	waitHealthy(t, d)
+	sim.HoldCompletion()
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'held', 1, true)`)
+	waitSim(t, sim, "the row is accepted", func(v felderasim.View) bool { return v.Counters().Records >= 1 })
+	kept := confirmed(t, pg)
+
+	writeWAL(t, pg, 2)
+	health(t, d, "the slot is in danger", func(status int, body string) bool {
+		return status == 200 && (strings.Contains(body, "will soon be lost") || strings.Contains(body, "about to remove"))
+	})
+	harness.Await(t, patience, "the lag in seconds grows while nothing is acknowledged", func(ctx context.Context) (any, bool) {
+		lag, err := d.Metric(ctx, "pgsource_acknowledged_lag_seconds", nil)
+		return fmt.Sprint(lag, err), err == nil && lag > 5
+	})
+	if lag, err := d.Metric(t.Context(), "pgsource_received_lag_seconds", nil); err != nil || lag > 1 {
+		t.Errorf("received lag of %v seconds (%v), although everything was received", lag, err)
+	}
+
+	writeWAL(t, pg, 4)
+	execSQL(t, pg, `CHECKPOINT`)
+	health(t, d, "the slot is lost", func(status int, body string) bool {
+		return status == 503 && strings.Contains(body, "lost") && strings.Contains(body, "load the tables again")
+	})
+	if lost, err := d.Metric(t.Context(), "pgsource_slot_status", map[string]string{"status": "lost"}); err != nil || lost != 1 {
+		harness.Await(t, patience, "the metric says that it is lost", func(ctx context.Context) (any, bool) {
+			lost, err := d.Metric(ctx, "pgsource_slot_status", map[string]string{"status": "lost"})
+			return fmt.Sprint(lost, err), err == nil && lost == 1
+		})
+	}
+	d.Kill()
+
+	// At the next start it is refused at once, by the server's reason.
+	got := runCheck(t, pgsourceEnv(pg, sim))
+	says := []string{"it is lost", "MiB of WAL", "pg_drop_replication_slot"}
+	if major(t, pg) >= 17 {
+		says = append(says, "max_slot_wal_keep_size")
+	}
+	for _, part := range says {
+		if !strings.Contains(got.Stdout, part) {
+			t.Errorf("check does not say %q:\n%s", part, got.Stdout)
+		}
+	}
+	if got.ExitCode != 65 {
+		t.Errorf("exit code %d", got.ExitCode)
+	}
+	t.Logf("held at %d:\n%s", kept, got.Stdout)
+}
+
+// runCheck runs pgsource check.
+func runCheck(t *testing.T, env map[string]string, args ...string) harness.RunResult {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	got, err := harness.Run(ctx, harness.DaemonOptions{
+		Program: build(t, "pgsource"), Args: append([]string{"check"}, args...), Env: merged(env, map[string]string{"PGSOURCE_LISTEN": "127.0.0.1:0"}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// A transaction that writes holds up the making of the slot: it is named,
+// without its statements, and the slot is made when it has ended.
+func TestPgsourceSlotWaitsForWriters(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, map[string]string{"max_prepared_transactions": "2"}), startSim(t, felderasim.Options{})
+	writer, err := pg.Connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = writer.Close(context.WithoutCancel(t.Context())) }()
+	if _, err := writer.Exec(t.Context(), `SET application_name = 'night job'`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Exec(t.Context(), `BEGIN`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Exec(t.Context(), `INSERT INTO items VALUES (1, 1, 'a secret value')`); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, pg, `CREATE TABLE unrelated (x int)`)
+	prepared, err := pg.Connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = prepared.Close(context.WithoutCancel(t.Context())) }()
+	for _, sql := range []string{`BEGIN`, `INSERT INTO unrelated VALUES (1)`, `PREPARE TRANSACTION 'left over'`} {
+		if _, err := prepared.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := startPgsource(t, pgsourceEnv(pg, sim))
+	health(t, d, "the transactions are named", func(_ int, body string) bool {
+		return strings.Contains(body, "night job") && strings.Contains(body, "left over")
+	})
+	if _, err := writer.Exec(t.Context(), `COMMIT`); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, pg, `ROLLBACK PREPARED 'left over'`)
+	waitHealthy(t, d)
+	if said := strings.Join(d.Log().Tail(1000), "\n"); strings.Contains(said, "a secret value") {
+		t.Errorf("a statement is in the log:\n%s", said)
+	}
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'after', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+}
+
+// A primary that shuts down is not held up by a transaction that the
+// destination does not complete, and nothing is lost by letting go of it; the
+// same for a crash of the server.
+func TestPgsourceServerGoesAway(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	d := startPgsource(t, pgsourceEnv(pg, sim))
+	waitHealthy(t, d)
+	for round, mode := range []harness.StopMode{harness.Fast, harness.Immediate} {
+		sim.HoldCompletion()
+		before := sim.Counters().Records
+		execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders VALUES (%d, 'in flight', 1, true)`, round))
+		waitSim(t, sim, "the row is accepted", func(v felderasim.View) bool { return v.Counters().Records > before })
+		began := time.Now()
+		if err := pg.Stop(mode); err != nil {
+			t.Fatalf("the server could not stop: %v", err)
+		}
+		t.Logf("the server stopped (round %d) in %v with a transaction that is not completed", round, time.Since(began).Round(time.Millisecond))
+		health(t, d, "the lost server is shown", func(status int, body string) bool {
+			return status == 200 && strings.Contains(body, "refused")
+		})
+		sim.ReleaseCompletion()
+		if err := pg.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		waitHealthy(t, d)
+		execSQL(t, pg, fmt.Sprintf(`INSERT INTO items VALUES (%d, 1, 'after')`, round))
+		awaitConfirmed(t, pg, currentLSN(t, pg))
+		assertEqualTables(t, pg, sim)
+	}
+}
+
+// Slots that cannot serve are refused by name, with what mends it, and none is
+// touched.
+func TestPgsourceForeignSlots(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, map[string]string{"max_prepared_transactions": "2", "max_replication_slots": "5"}), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE PUBLICATION holdfast FOR TABLE orders, items WITH (publish_via_partition_root = true)`)
+	execSQL(t, pg, `SELECT pg_create_physical_replication_slot('physical')`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('plugin', 'test_decoding')`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('twophase', 'pgoutput', false, true)`)
+	execSQL(t, pg, `CREATE DATABASE elsewhere`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('fine', 'pgoutput')`)
+	for name, c := range map[string]struct {
+		change map[string]string
+		code   int
+		says   []string
+	}{
+		"fine":             {change: map[string]string{"PGSOURCE_SLOT": "fine", "PGSOURCE_CREATE": "false"}, says: []string{"confirmed up to", "wal_status reserved", "max_slot_wal_keep_size is -1"}},
+		"physical":         {change: map[string]string{"PGSOURCE_SLOT": "physical"}, code: 65, says: []string{"physical slot"}},
+		"another plug-in":  {change: map[string]string{"PGSOURCE_SLOT": "plugin"}, code: 65, says: []string{"test_decoding"}},
+		"two_phase":        {change: map[string]string{"PGSOURCE_SLOT": "twophase"}, code: 65, says: []string{"two_phase is on", "pg_drop_replication_slot('twophase')"}},
+		"another database": {change: map[string]string{"PGSOURCE_SLOT": "fine", "PGSOURCE_DSN": pg.DSNFor("postgres", "", "elsewhere", pg.Addr())}, code: 65, says: []string{`belongs to database "postgres"`}},
+		"none":             {change: map[string]string{"PGSOURCE_SLOT": "nosuch", "PGSOURCE_CREATE": "false"}, code: 65, says: []string{"pg_create_logical_replication_slot('nosuch', 'pgoutput')"}},
+		"failover": {
+			change: map[string]string{"PGSOURCE_SLOT": "fine", "PGSOURCE_SLOT_FAILOVER": "true"}, code: map[bool]int{true: 0, false: 65}[major(t, pg) >= 17],
+			says: []string{map[bool]string{true: "confirmed up to", false: "PostgreSQL 17 or newer"}[major(t, pg) >= 17]},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := runCheck(t, merged(pgsourceEnv(pg, sim), c.change))
+			if got.ExitCode != c.code {
+				t.Errorf("exit code %d, want %d", got.ExitCode, c.code)
+			}
+			for _, part := range c.says {
+				if !strings.Contains(got.Stdout, part) {
+					t.Errorf("check does not say %q:\n%s", part, got.Stdout)
+				}
+			}
+		})
+	}
+}
+
+// Where nothing is right, one check says all of it at once, each with the
+// statement that mends it; and the statements do mend it.
+func TestPgsourceCheckFindsEverything(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, map[string]string{"max_replication_slots": "1", "wal_sender_timeout": "0", "synchronous_standby_names": "*", "synchronous_commit": "local"}), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE ROLE reader LOGIN; CREATE TABLE stray (id int PRIMARY KEY)`)
+	execSQL(t, pg, `SELECT pg_create_physical_replication_slot('taken')`)
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("reader", "", "postgres", pg.Addr())})
+
+	first := runCheck(t, env)
+	for _, part := range []string{
+		`ALTER ROLE "reader" REPLICATION`, `GRANT CREATE ON DATABASE "postgres" TO "reader"`, `does not own table "public"."orders"`, `does not own table "public"."items"`,
+		"all 1 replication slots are in use", "CREATE PUBLICATION",
+	} {
+		if !strings.Contains(first.Stdout, part) {
+			t.Errorf("check does not say %q:\n%s", part, first.Stdout)
+		}
+	}
+	if first.ExitCode != 65 {
+		t.Errorf("exit code %d", first.ExitCode)
+	}
+
+	execSQL(t, pg, `ALTER ROLE reader REPLICATION; CREATE PUBLICATION holdfast FOR TABLE items, stray WITH (publish = 'insert'); SELECT pg_drop_replication_slot('taken')`)
+	second := runCheck(t, env, "-json")
+	for _, part := range []string{
+		`"exit_code":65`, `wal_sender_timeout is 0`, `synchronous_standby_names has a *`, `ALTER PUBLICATION \"holdfast\" SET (publish`, `ADD TABLE \"public\".\"orders\"`,
+		`DROP TABLE \"public\".\"stray\"`, `pg_create_logical_replication_slot('holdfast', 'pgoutput')`,
+	} {
+		if !strings.Contains(second.Stdout, part) {
+			t.Errorf("check -json does not say %q:\n%s", part, second.Stdout)
+		}
+	}
+
+	// What it says mends it, word for word.
+	for _, statement := range regexp.MustCompile(`ALTER PUBLICATION "holdfast" (SET \(publish = '[a-z, ]+'\)|ADD TABLE [a-z"., ]+|DROP TABLE [a-z"., ]+)`).FindAllString(runCheck(t, env).Stdout, -1) {
+		execSQL(t, pg, statement)
+	}
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
+	if third := runCheck(t, env); third.ExitCode != 0 {
+		t.Errorf("exit code %d after everything was mended:\n%s", third.ExitCode, third.Stdout)
+	}
+	waitHealthy(t, startPgsource(t, env))
+}
