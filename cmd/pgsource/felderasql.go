@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -69,7 +71,11 @@ func (f felderaSQL) run(ctx context.Context, call ops.Call) error {
 	if err := f.check(call); err != nil {
 		return err
 	}
-	c, err := load(call.Environ)
+	environ := call.Environ
+	if !f.diff && !f.apply {
+		environ = withoutPipeline(environ)
+	}
+	c, err := load(environ)
 	if err != nil {
 		return err
 	}
@@ -96,6 +102,18 @@ func (f felderaSQL) run(ctx context.Context, call ops.Call) error {
 		return f.put(ctx, call, c, defs)
 	}
 	return printProgram(call, defs)
+}
+
+// withoutPipeline gives the environment with an address that leads nowhere
+// where FELDERA_URL is not set: to print the statements no pipeline is asked,
+// and there need not be one yet.
+func withoutPipeline(environ []string) []string {
+	for _, e := range environ {
+		if value, ok := strings.CutPrefix(e, "FELDERA_URL="); ok && value != "" {
+			return environ
+		}
+	}
+	return append(slices.Clone(environ), "FELDERA_URL=https://pipeline.invalid")
 }
 
 // printProgram writes the statements to stdout, and to stderr what is wrong

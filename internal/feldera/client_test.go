@@ -233,3 +233,85 @@ func FuzzToken(f *testing.F) {
 		}
 	})
 }
+
+// Whatever an answer is, it ends in a value of the contract or in an error
+// that is bounded and has one line.
+func FuzzAnswers(f *testing.F) {
+	f.Add([]byte(`{"global_metrics":{"state":"Running","incarnation_uuid":"u1","transaction_id":1,"transaction_msecs":9223372036854775807,"transaction_initiators":{"initiated_by_api":"Started","initiated_by_connectors":{"a":{}}}},"suspend_error":{"Permanent":["X"]},"inputs":[{"endpoint_name":"a.api-ingress-1","metrics":{"num_parse_errors":1},"fatal_error":{"x":1}}],"outputs":[{}],"checkpoint_activity":{"status":"delayed","reasons":[1,"x",null]}}`))
+	f.Add([]byte(`{"status":"complete","step":18446744073709551615}`))
+	f.Add([]byte(`{"status":"complete","step":null}`))
+	f.Add([]byte(`{"transaction_id":-1}`))
+	f.Add([]byte(`{"checkpoint_sequence_number":0,"incarnation_uuid":"u1"}`))
+	f.Add([]byte(`{"success":1,"failure":{"sequence_number":1,"error":"e"}}`))
+	f.Add([]byte(`{"token":"e30"}`))
+	f.Add([]byte(`{"holdfast_rows":1}` + "\n" + `{"holdfast_rows":2}`))
+	f.Add([]byte("\xff<html>\x00"))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		c, _ := newScripted(t, Config{}, func(int, seen) answer { return answer{status: 200, body: string(body)} })
+		c.Expect("u1")
+		ctx := t.Context()
+		d := c.NewDurability(DurabilityOptions{})
+		for name, ask := range map[string]func() error{
+			"stats": func() error {
+				s, err := c.Stats(ctx)
+				if err == nil {
+					_, _ = s.Stalled(), s.Transaction.String()
+					if s.Incarnation == "" {
+						t.Error("statistics without an incarnation")
+					}
+				}
+				return err
+			},
+			"completion": func() error {
+				st, err := c.completion(ctx, Token{Raw: "x"})
+				if err == nil && st.complete && st.step == nil {
+					t.Error("complete without a step")
+				}
+				return err
+			},
+			"start": func() error {
+				id, err := c.start(ctx)
+				if err == nil && id <= 0 {
+					t.Errorf("transaction %d", id)
+				}
+				return err
+			},
+			"checkpoint": func() error { _, err := d.request(ctx, "u1"); return err },
+			"checkpoint status": func() error {
+				done, err := d.finished(ctx, "u1", 1)
+				if err == nil && done {
+					t.Error("done, and /stats was no answer") // one body cannot be both
+				}
+				return err
+			},
+			"post": func() error {
+				tok, err := c.Writer(ordersTable(true)).post(ctx, []byte("[]"))
+				if err == nil && tok.Incarnation != "u1" {
+					t.Errorf("a token of %q", tok.Incarnation)
+				}
+				return err
+			},
+			"query": func() error { return c.Query(ctx, Query{Select: "SELECT 1"}, func([]byte) error { return nil }) },
+		} {
+			err := ask()
+			if err == nil {
+				continue
+			}
+			if text := err.Error(); len(text) > 4*maxMessage || strings.ContainsAny(text, "\n\r\x1b") {
+				t.Errorf("%s: an error of %d bytes: %.200q", name, len(text), text)
+			}
+			_ = Classify(err)
+		}
+	})
+}
+
+// The texts that blame compares come from outside, and so can the rows.
+func FuzzBlamed(f *testing.F) {
+	f.Add([]byte(`[{"insert":{"id":1}}]`), `{"id":1}`, "7", 2)
+	f.Fuzz(func(t *testing.T, body []byte, first, second string, total int) {
+		got := blamed(body, total, []rowFault{{InvalidText: &first}, {InvalidText: &second}})
+		if got == blameOwn && (!strings.Contains(string(body), first) || !strings.Contains(string(body), second)) {
+			t.Errorf("%q and %q are not in %q", first, second, body)
+		}
+	})
+}

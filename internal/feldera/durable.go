@@ -23,6 +23,10 @@ type DurabilityOptions struct {
 	MinInterval time.Duration
 	// Poll is how often a running checkpoint is asked about. Default 100 ms.
 	Poll time.Duration
+	// Patience is how long a checkpoint may neither succeed nor fail before it
+	// is asked for anew. Default 10 minutes: an open transaction delays
+	// checkpoints for as long as it lasts.
+	Patience time.Duration
 }
 
 // Durability makes checkpoints until rows that were completed are on disk.
@@ -55,6 +59,7 @@ type waiter struct {
 func (c *Client) NewDurability(opts DurabilityOptions) *Durability {
 	opts.MinInterval = orDefault(max(opts.MinInterval, 0), 5*time.Second)
 	opts.Poll = orDefault(max(opts.Poll, 0), 100*time.Millisecond)
+	opts.Patience = orDefault(max(opts.Patience, 0), 10*time.Minute)
 	return &Durability{c: c, opts: opts, wake: make(chan struct{}, 1)}
 }
 
@@ -162,11 +167,14 @@ func (d *Durability) checkpoint(ctx context.Context, expected string) error {
 		return err
 	}
 	r := d.c.retrier("read checkpoint")
+	deadline := time.Now().Add(d.opts.Patience)
 	for {
 		done, err := d.finished(ctx, expected, seq)
 		switch {
 		case done || (err != nil && ctx.Err() != nil):
 			return err
+		case err == nil && !time.Now().Before(deadline):
+			return d.silent(ctx, seq)
 		case err == nil:
 			if !sleep(ctx, d.opts.Poll) {
 				return context.Cause(ctx)
@@ -179,6 +187,22 @@ func (d *Durability) checkpoint(ctx context.Context, expected string) error {
 			return err
 		}
 	}
+}
+
+// silent is the error for a checkpoint of which nothing more is heard: with
+// what delays it, where the pipeline says so.
+func (d *Durability) silent(ctx context.Context, seq uint64) error {
+	err := fmt.Errorf("%w: checkpoint %d has neither succeeded nor failed within %s", errCheckpoint, seq, d.opts.Patience)
+	s, statsErr := d.c.Stats(ctx)
+	switch {
+	case statsErr != nil:
+		return err // it says enough
+	case len(s.CheckpointDelays) > 0:
+		return fmt.Errorf("%w; it is delayed: %s", err, strings.Join(s.CheckpointDelays, ", "))
+	case s.Checkpoint != "":
+		return fmt.Errorf("%w; the pipeline's checkpointer is %s", err, s.Checkpoint)
+	}
+	return err
 }
 
 // request asks for a checkpoint. A repetition by the manager does no harm: it

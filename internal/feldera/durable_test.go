@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,6 +47,51 @@ func TestFailedCheckpoints(t *testing.T) {
 		sleep(ctx, time.Hour)
 		if seq != 2 {
 			t.Errorf("%d requests", seq+1)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// A checkpoint that never ends is asked for anew, with what is known of it;
+// nothing is proven by it meanwhile.
+func TestCheckpointThatNeverEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var retries []Retry
+		seq, forgotten := -1, 0
+		start := time.Now()
+		c, _ := newScripted(t, Config{OnRetry: func(r Retry) { retries = append(retries, r) }}, func(_ int, r seen) answer {
+			switch {
+			case r.path == "/checkpoint":
+				if seq++; seq == 0 {
+					forgotten = seq // no answer about it will ever come
+				}
+				return answer{status: 200, body: fmt.Sprintf(`{"checkpoint_sequence_number":%d,"incarnation_uuid":"u1"}`, seq)}
+			case r.path == "/stats":
+				return answer{status: 200, body: `{"global_metrics":{"state":"Running","incarnation_uuid":"u1"},"checkpoint_activity":{"status":"delayed","reasons":["TransactionInProgress"]}}`}
+			case seq == forgotten:
+				return answer{status: 200, body: `{"success":null,"failure":null}`}
+			}
+			return answer{status: 200, body: fmt.Sprintf(`{"success":%d,"failure":null}`, seq)}
+		})
+		c.Expect("u1")
+		d := c.NewDurability(DurabilityOptions{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		got := make(chan Evidence, 1)
+		d.Watch(Evidence{Token: tokenNo("orders", 1), Rung: ack.Completed, Step: 5}, func(ev Evidence) { got <- ev })
+		go func() { ended <- d.Run(ctx) }()
+		if ev := <-got; ev.Err != nil || ev.Rung != ack.Durable {
+			t.Errorf("%+v", ev)
+		}
+		// Number 0 proves nothing; 1 and 2 are the pair.
+		if took := time.Since(start); seq != 2 || took < 10*time.Minute || took > 11*time.Minute {
+			t.Errorf("%d requests in %s", seq+1, took)
+		}
+		if len(retries) != 1 || !errors.Is(retries[0].Err, errCheckpoint) || !strings.Contains(retries[0].Err.Error(), "TransactionInProgress") {
+			t.Errorf("%+v", retries)
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -126,7 +126,10 @@ func (t *Type) String() string {
 	case Struct:
 		parts := make([]string, len(t.Fields))
 		for i := range t.Fields {
-			parts[i] = t.Fields[i].Name + " " + t.Fields[i].Type.String()
+			parts[i] = sqlName(t.Fields[i].Name) + " " + t.Fields[i].Type.String()
+			if t.Fields[i].Type.Nullable {
+				parts[i] += " NULL" // a field is NOT NULL without it
+			}
 		}
 		return "ROW(" + strings.Join(parts, ", ") + ")"
 	case UTinyInt, USmallInt, UInteger, UBigInt:

@@ -53,7 +53,7 @@ func TestDescribe(t *testing.T) {
 	for _, col := range orders.Columns {
 		types = append(types, col.Name+" "+col.Type.String())
 	}
-	if diff := cmp.Diff([]string{"id BIGINT", "amount DECIMAL(12,2)", "Tags VARCHAR ARRAY", "attrs MAP<VARCHAR, INTEGER>", "addr ROW(street VARCHAR, no INTEGER)"}, types); diff != "" {
+	if diff := cmp.Diff([]string{"id BIGINT", "amount DECIMAL(12,2)", "Tags VARCHAR ARRAY", "attrs MAP<VARCHAR, INTEGER>", "addr ROW(street VARCHAR NULL, no INTEGER)"}, types); diff != "" {
 		t.Error(diff)
 	}
 	want := &decode.Relation{Name: "orders", Identity: decode.IdentityDefault, Columns: []decode.Column{

@@ -420,6 +420,14 @@ func TestFelderaSQLBadInput(t *testing.T) {
 	says(t, verb(t, with(map[string]string{"FELDERA_URL": "http://127.0.0.1:1"}), "-apply", "-timeout", "1s"), 69, "-timeout", "trying again", "connection refused")
 	says(t, verb(t, with(map[string]string{"FELDERA_URL": sim.BareURL(), "FELDERA_PIPELINE": ""}), "-apply"), 65, "bare pipeline process", "FELDERA_PIPELINE")
 
+	// To print, no pipeline is needed; to compare and to apply it is.
+	alone := with(nil)
+	delete(alone, "FELDERA_URL")
+	delete(alone, "FELDERA_PIPELINE")
+	says(t, verb(t, alone), 0, "CREATE TABLE orders (")
+	says(t, verb(t, alone, "-diff"), 78, "FELDERA_URL")
+	says(t, verb(t, alone, "-apply"), 78, "FELDERA_URL")
+
 	for table, wants := range map[string][]string{
 		"keyless": {`ALTER TABLE "public"."keyless" ADD PRIMARY KEY`, `ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL`},
 		"later":   {"no usable key"},

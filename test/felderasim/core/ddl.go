@@ -770,8 +770,12 @@ func (p *ddlParser) fields() ([]*Column, error) {
 		if c.Name, c.CaseSensitive, err = p.ident(); err != nil {
 			return nil, err
 		}
-		if c.Type, err = p.partType(); err != nil {
+		if c.Type, err = p.columnType(); err != nil {
 			return nil, err
+		}
+		// Unlike a column, a field is NOT NULL unless it says otherwise.
+		if c.Type.Nullable = p.accept("null"); !c.Type.Nullable {
+			p.accept("not", "null")
 		}
 		out = append(out, c)
 		if p.accept(",") {

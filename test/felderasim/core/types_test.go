@@ -55,7 +55,8 @@ func TestS6Types(t *testing.T) {
 		{"ARRAY<DECIMAL(4,1)>", map[string]string{"[1.25]": `["1.2"]`}},
 		{"MAP<VARCHAR, INT>", map[string]string{`{"b":1,"a":2,"b":3}`: `{"a":2,"b":3}`, `{"a":"x"}`: bad, "[]": bad}},
 		{"MAP<INT, VARCHAR>", map[string]string{`{"1":"x"}`: `{"1":"x"}`, `{"y":"x"}`: bad}},
-		{"ROW(x INT, \"Y\" VARCHAR NOT NULL)", map[string]string{`{"X":1,"Y":"a"}`: `{"x":1,"Y":"a"}`, `{"Y":"a"}`: `{"x":null,"Y":"a"}`, `{"x":1,"y":"a"}`: bad}},
+		{"ROW(x INT, y VARCHAR)", map[string]string{`{"x":1,"y":"a"}`: `{"x":1,"y":"a"}`, `{"x":1}`: bad, `{"x":null,"y":"a"}`: bad}},
+		{"ROW(x INT NULL, \"Y\" VARCHAR NOT NULL)", map[string]string{`{"X":1,"Y":"a"}`: `{"x":1,"Y":"a"}`, `{"Y":"a"}`: `{"x":null,"Y":"a"}`, `{"x":1,"y":"a"}`: bad}},
 	} {
 		t.Run(tc.typ, func(t *testing.T) {
 			for in, want := range tc.vals {
