@@ -53,6 +53,10 @@ type sink struct {
 	waiting  bool
 }
 
+// retentionAlarm is the time left until retention overtakes a partition at
+// which the check "partitions" says so.
+const retentionAlarm = time.Hour
+
 // completionPatience is how long accepted rows may wait for completion before
 // the check "destination" says so.
 const completionPatience = 30 * time.Second
@@ -489,6 +493,12 @@ func (s *sink) showPartitions(st *partition.Status) {
 				s.rt.Health.Set(checkPartitions, ops.Check{
 					Message: fmt.Sprintf("%s[%d] is held: %v", p.Topic, p.Partition, p.Held),
 					Hint:    whatToDo(p.Held, "it is tried again until it works; its offset does not move meanwhile"),
+				})
+				return
+			case p.Retention != nil && p.Retention.Approaching && p.Retention.Left < retentionAlarm:
+				s.rt.Health.Set(checkPartitions, ops.Check{
+					Message: fmt.Sprintf("retention of topic %s reaches the offset of partition %d in about %v", p.Topic, p.Partition, p.Retention.Left.Round(time.Minute)),
+					Hint:    "raise the topic's retention.ms or retention.bytes now; then find out why the destination is slow",
 				})
 				return
 			case p.Waits != "":

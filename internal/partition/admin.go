@@ -73,8 +73,8 @@ type GroupOffset struct {
 	// Recreated: the note is about another topic of the same name.
 	Recreated bool `json:"recreated"`
 
-	leaderEpoch int32
-	id          kadm.TopicID
+	rows int64
+	id   kadm.TopicID
 }
 
 // Offsets reads the group's offsets for all partitions of the topics.
@@ -107,14 +107,14 @@ func (a *Admin) Offsets(ctx context.Context, topics []string) (GroupOffsets, err
 	}
 	for _, name := range topics {
 		for n := range found[name].Partitions {
-			o := GroupOffset{Topic: name, Partition: n, Committed: lane.NoCommit, leaderEpoch: -1, id: found[name].ID}
+			o := GroupOffset{Topic: name, Partition: n, Committed: lane.NoCommit, id: found[name].ID}
 			if o.LogStart, o.LogEnd, err = boundsOf(starts, ends, place{name, n}); err != nil {
 				return out, err
 			}
 			if c, ok := committed.Lookup(name, n); ok && c.Err == nil && c.At >= 0 {
-				o.Committed, o.leaderEpoch = c.At, c.LeaderEpoch
+				o.Committed = c.At
 				if saved, err := parseNote(c.Metadata, c.At); err == nil {
-					o.Epoch, o.Clean, o.Time, o.Incarnation, o.TopicID = saved.Epoch, saved.Clean, saved.time(), saved.Incarnation, saved.TopicID
+					o.Epoch, o.Clean, o.Time, o.Incarnation, o.TopicID, o.rows = saved.Epoch, saved.Clean, saved.time(), saved.Incarnation, saved.TopicID, saved.Rows
 					now := topicIDText(o.id)
 					o.Recreated = saved.TopicID != "" && now != "" && saved.TopicID != now
 				}
@@ -251,6 +251,9 @@ func (a *Admin) Reset(ctx context.Context, plan []Reset) error {
 	var offsets kadm.Offsets
 	for _, r := range plan {
 		n := note{Offset: r.To, TopicID: topicIDText(r.was.id), Incarnation: r.was.Incarnation, Epoch: r.was.Epoch + 1, Owner: "reset", Clean: r.was.Clean}
+		if r.To >= r.From { // what lies below is what was below
+			n.Rows = r.was.rows
+		}
 		o := kadm.Offset{Topic: r.Topic, TopicID: r.was.id, Partition: r.Partition, At: r.To, LeaderEpoch: -1}
 		if r.was.Epoch > 0 {
 			o.Metadata = n.encode()

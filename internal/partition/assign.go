@@ -148,6 +148,7 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 			return out, recreated(at.place, at.committed, n.TopicID, id, at.start, at.end)
 		}
 		out.offset, out.committed, out.gap = at.start, lane.NoCommit, gapRecreated
+		out.note.Time, out.note.Rows = 0, 0 // they are the other topic's
 	}
 	return out, nil
 }
@@ -285,8 +286,8 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 	cfg := lane.Config{
 		Topic: at.topic, TopicID: at.topicID, Partition: at.partition, Epoch: pl.epoch,
 		Start: pl.offset, StartLeaderEpoch: leaderEpoch, Committed: pl.committed, NotBefore: now,
-		StartTime: pl.note.time(),
-		Limits:    lane.Limits{HighRecords: s.cfg.LaneRecords, HighBytes: s.cfg.LaneMemory},
+		StartTime: pl.note.time(), StartRows: pl.note.Rows,
+		Limits: lane.Limits{HighRecords: s.cfg.LaneRecords, HighBytes: s.cfg.LaneMemory},
 	}
 	if pl.wait != "" && s.cfg.RequestLifetime > 0 {
 		cfg.NotBefore = now.Add(s.cfg.RequestLifetime)

@@ -175,7 +175,7 @@ func (s *session) lastLook(req *kmsg.OffsetCommitRequest, entries map[place]entr
 			}
 			n := note{
 				Offset: e.c.Offset, TopicID: topicIDText(e.h.lane.TopicID()), Incarnation: s.cfg.Incarnation,
-				Epoch: e.h.lane.Epoch(), Owner: s.id, Clean: e.c.Clean,
+				Epoch: e.h.lane.Epoch(), Owner: s.id, Clean: e.c.Clean, Rows: e.c.Rows,
 			}
 			if !e.c.Time.IsZero() {
 				n.Time = e.c.Time.UnixMilli()

@@ -387,12 +387,16 @@ type logBounds struct{ start, end int64 }
 func (s *session) watchEnds(ctx context.Context) {
 	tick := time.NewTicker(min(time.Second, s.cfg.LagInterval))
 	defer tick.Stop()
-	var last time.Time
+	var last, looked time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
+			if now.Sub(looked) >= retentionEvery {
+				looked = now
+				s.lookAtRetention(ctx)
+			}
 			s.mu.Lock()
 			missing := false
 			for p := range s.lanes {
@@ -429,4 +433,5 @@ func (s *session) lookAtEnds(ctx context.Context) {
 		}
 		s.ends[p] = logBounds{start, end}
 	}
+	s.sampleRetention(time.Now())
 }

@@ -39,7 +39,7 @@ type Metrics struct {
 	mu     sync.Mutex
 	paused map[cause]time.Duration // pauses that have ended
 
-	lag, committedAt, position, inflightRecords, inflightBytes, assigned, lanes, heldLanes, pausedSeconds, rejoins *prometheus.Desc
+	lag, lagAge, headroomRecords, headroom, retentionLeft, pausedNow, committedAt, position, inflightRecords, inflightBytes, assigned, lanes, heldLanes, pausedSeconds, rejoins *prometheus.Desc
 }
 
 const namespace = "kafkasink"
@@ -73,6 +73,11 @@ func newMetrics() *Metrics {
 		}),
 		paused:          make(map[cause]time.Duration),
 		lag:             desc("partition_lag_records", "Log end less committed offset. Absent while unknown.", "topic", "partition"),
+		lagAge:          desc("partition_lag_seconds", "Age of the next record to commit, by its own timestamp; 0 when there is none. Absent while unknown.", "topic", "partition"),
+		headroomRecords: desc("partition_retention_headroom_records", "Committed offset less the log's start: what retention can take before it takes what was not read. Absent where retention deletes nothing or is unknown.", "topic", "partition"),
+		headroom:        desc("partition_retention_headroom_seconds", "The topic's retention.ms less the age of the next record to commit. Absent where age deletes nothing or is unknown.", "topic", "partition"),
+		retentionLeft:   desc("partition_retention_left_seconds", "Time until retention reaches the committed offset, at the pace of the last minutes. Absent while it comes no nearer.", "topic", "partition"),
+		pausedNow:       desc("partition_paused", "1 while the partition is not fetched, by cause.", "topic", "partition", "cause"),
 		committedAt:     desc("partition_last_committed_timestamp_seconds", "Timestamp of the last record below the committed offset.", "topic", "partition"),
 		position:        desc("partition_position_offset", "Next offset at each rung of evidence.", "topic", "partition", "rung"),
 		inflightRecords: desc("inflight_records", "Records received and not completed."),
@@ -110,7 +115,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.counters() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{m.lag, m.committedAt, m.position, m.inflightRecords, m.inflightBytes, m.assigned, m.lanes, m.heldLanes, m.pausedSeconds, m.rejoins} {
+	for _, d := range []*prometheus.Desc{m.lag, m.lagAge, m.headroomRecords, m.headroom, m.retentionLeft, m.pausedNow, m.committedAt, m.position, m.inflightRecords, m.inflightBytes, m.assigned, m.lanes, m.heldLanes, m.pausedSeconds, m.rejoins} {
 		ch <- d
 	}
 }
@@ -159,6 +164,19 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		number := strconv.Itoa(int(p.Partition))
 		if p.LagKnown {
 			gauge(m.lag, float64(p.Lag), p.Topic, number)
+			gauge(m.lagAge, p.LagAge.Seconds(), p.Topic, number)
+		}
+		if p.Paused != "" {
+			gauge(m.pausedNow, 1, p.Topic, number, p.Paused)
+		}
+		if r := p.Retention; r != nil {
+			gauge(m.headroomRecords, float64(r.Records), p.Topic, number)
+			if r.Limit > 0 {
+				gauge(m.headroom, r.Headroom.Seconds(), p.Topic, number)
+			}
+			if r.Approaching {
+				gauge(m.retentionLeft, r.Left.Seconds(), p.Topic, number)
+			}
 		}
 		if !p.CommittedTime.IsZero() {
 			gauge(m.committedAt, float64(p.CommittedTime.UnixMilli())/1000, p.Topic, number)

@@ -38,6 +38,10 @@ type note struct {
 	// Time is the timestamp of the last record below Offset, in milliseconds;
 	// 0 if unknown.
 	Time int64 `json:"time,omitempty"`
+	// Rows is the offset behind the last record below Offset that gave a row;
+	// 0 if none did, or it is not known. Skipped and dead-lettered records,
+	// tombstones without effect and markers move Offset and not this.
+	Rows int64 `json:"rows,omitempty"`
 }
 
 // noTopicID is the id of topics on brokers that have none.
@@ -90,6 +94,8 @@ func parseNote(metadata string, offset int64) (note, error) {
 		return note{}, fmt.Errorf("the note committed with offset %d has version %d, expected %d", offset, n.V, noteVersion)
 	case n.Offset != offset:
 		return note{}, fmt.Errorf("the note committed with offset %d speaks of offset %d: the offset was changed since", offset, n.Offset)
+	case n.Rows < 0 || n.Rows > n.Offset:
+		return note{}, fmt.Errorf("the note committed with offset %d has its last row at %d", offset, n.Rows-1)
 	case n.Epoch < 0:
 		return note{}, fmt.Errorf("the note committed with offset %d has the negative epoch %d", offset, n.Epoch)
 	}

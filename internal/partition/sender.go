@@ -277,12 +277,13 @@ func (t *sender) buildHalf(ctx context.Context, shares []share, now time.Time) (
 
 // addFrom adds a lane's share to the array and takes it.
 func (t *sender) addFrom(ctx context.Context, b *batch, sh share, bytes int, now time.Time) (int, error) {
-	n, stop := t.fill(ctx, b, sh.h, sh.records, bytes, now)
+	n, rows, stop := t.fill(ctx, b, sh.h, sh.records, bytes, now)
 	if n > 0 {
 		rg, err := sh.h.lane.Take(n)
 		if err != nil {
 			return 0, err
 		}
+		rg.Rows = rows
 		b.parts = append(b.parts, part{sh.h, rg})
 	}
 	if stop != nil {
@@ -315,8 +316,9 @@ type halt struct {
 }
 
 // fill adds records of one lane to the array, up to limit records or until
-// the array has bytes bytes, and says how many were used up.
-func (t *sender) fill(ctx context.Context, b *batch, h *held, limit, bytes int, now time.Time) (used int, stop *halt) {
+// the array has bytes bytes, and says how many were used up, and the offset
+// behind the last one that gave a row, 0 if none did.
+func (t *sender) fill(ctx context.Context, b *batch, h *held, limit, bytes int, now time.Time) (used int, rows int64, stop *halt) {
 	t.buf = h.lane.Peek(t.buf[:0], limit, now)
 	defer func() { clear(t.buf) }() // the values would keep their fetch buffers alive
 	for i := range t.buf {
@@ -324,19 +326,23 @@ func (t *sender) fill(ctx context.Context, b *batch, h *held, limit, bytes int, 
 			break
 		}
 		r := &t.buf[i]
+		before := t.array.Rows()
 		if err := t.add(h, r); err != nil {
 			switch verdict, err := t.setAside(ctx, b, h, r, err, now); verdict {
 			case passOver:
 			case waitFor:
-				return used, nil
+				return used, rows, nil
 			case stopAt:
-				return used, &halt{r.Offset, err}
+				return used, rows, &halt{r.Offset, err}
 			}
+		}
+		if t.array.Rows() > before {
+			rows = r.Offset + 1
 		}
 		t.moved(h, r.Offset)
 		used++
 	}
-	return used, nil
+	return used, rows, nil
 }
 
 // add decodes a record and adds its row, if it has one, to the array.

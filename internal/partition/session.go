@@ -87,6 +87,8 @@ type session struct {
 	// fetched holds what the coordinator said with the last offset fetch.
 	fetched    []fetchedOffset
 	ends       map[place]logBounds
+	retention  map[string]retention // by topic; absent while unknown
+	courses    map[place]*course
 	groupErr   error
 	topicErrs  map[string]error
 	brokersErr error            // of the last look at the cluster
@@ -134,7 +136,7 @@ func newSession(cfg *Config) *session {
 		routes:  make(map[string]*Route, len(cfg.Routes)),
 		senders: make(map[Destination]*sender),
 		paused:  make(map[place]pause), assigned: make(map[place]bool), lanes: make(map[place]*held),
-		refused: make(map[place]error), remade: make(map[string]bool), ends: make(map[place]logBounds),
+		refused: make(map[place]error), remade: make(map[string]bool), ends: make(map[place]logBounds), courses: make(map[place]*course),
 		topicErrs: make(map[string]error), notBefore: make(map[place]time.Time),
 		ready: make(chan struct{}),
 		kick:  make(chan struct{}, 1), mend: make(chan struct{}, 1),

@@ -59,6 +59,12 @@ type PartitionStatus struct {
 	// unless LagKnown. LogStart and LogEnd are as known as it is.
 	Lag, LogStart, LogEnd int64
 	LagKnown              bool
+	// LagAge is the age of the next record to commit, 0 when there is none; it
+	// is as known as Lag is.
+	LagAge time.Duration
+	// Retention is how far the topic's retention is; nil while unknown, or
+	// where it deletes nothing.
+	Retention *RetentionStatus
 }
 
 // TableStatus is one destination.
@@ -155,6 +161,10 @@ func (c *Consumer) Snapshot() Status {
 			ps.LogStart, ps.LogEnd, ps.LagKnown = b.start, b.end, true
 			// A commit below the log's start has nothing to read there.
 			ps.Lag = max(b.end-max(ps.Committed, b.start), 0)
+			ps.LagAge = lagAge(&ps.Snapshot, b.end, now)
+		}
+		if c := s.courses[p]; c != nil {
+			ps.Retention = c.status(s.retention[p.topic])
 		}
 		st.Partitions = append(st.Partitions, ps)
 	}

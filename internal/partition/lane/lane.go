@@ -141,6 +141,9 @@ type Config struct {
 	// StartTime is the timestamp of the last record below Start; zero if
 	// unknown.
 	StartTime time.Time
+	// StartRows is the offset behind the last record below Start that gave a
+	// row; 0 if there is none, or it is not known.
+	StartRows int64
 	// Committed is the group's committed offset, or NoCommit.
 	//
 	// Whatever it is, nothing is sent until a commit of this lane has been
@@ -208,6 +211,7 @@ type Lane struct {
 type mark struct {
 	leaderEpoch int32
 	time        time.Time // of the last record below it; zero when unknown
+	rows        int64     // behind the last record below it that gave a row; 0 when unknown
 }
 
 type queued struct {
@@ -221,6 +225,11 @@ type Range struct {
 	From, Next int64
 	Records    int
 	Bytes      int64
+	// Rows is the offset behind the last record of it that gave a row, 0 if
+	// none did. Take leaves it to the caller, who knows; Accept keeps it.
+	Rows int64
+	// Time is the timestamp of the first record.
+	Time time.Time
 
 	serial      uint64
 	first, last ack.Ticket
@@ -235,7 +244,7 @@ type flight struct {
 
 // New makes a live lane that expects the record at cfg.Start or above.
 func New(cfg Config) *Lane {
-	start := mark{leaderEpoch: cfg.StartLeaderEpoch, time: cfg.StartTime}
+	start := mark{leaderEpoch: cfg.StartLeaderEpoch, time: cfg.StartTime, rows: cfg.StartRows}
 	return &Lane{
 		topic: cfg.Topic, topicID: cfg.TopicID, partition: cfg.Partition,
 		epoch: cfg.Epoch, limits: cfg.Limits.withDefaults(), notBefore: cfg.NotBefore,
@@ -350,7 +359,7 @@ func (l *Lane) Take(n int) (Range, error) {
 	l.serial++
 	first, last := &l.queue[0], &l.queue[n-1]
 	rg := Range{
-		From: first.Offset, Next: last.Offset + 1, Records: n, serial: l.serial,
+		From: first.Offset, Next: last.Offset + 1, Records: n, Time: first.Time, serial: l.serial,
 		first: first.ticket, last: last.ticket,
 		end: mark{leaderEpoch: last.LeaderEpoch, time: last.Time},
 	}
@@ -472,7 +481,11 @@ func (l *Lane) Mark(rg Range, r ack.Rung) error {
 func (l *Lane) settle() {
 	n := 0
 	for n < len(l.inflight) && l.inflight[n].rung >= ack.Completed {
-		l.safe = l.inflight[n].end
+		end := l.inflight[n].end
+		if end.rows = l.inflight[n].Rows; end.rows == 0 {
+			end.rows = l.safe.rows
+		}
+		l.safe = end
 		l.flying -= l.inflight[n].Records
 		n++
 	}
@@ -489,6 +502,9 @@ type Commit struct {
 	LeaderEpoch int32
 	// Time is that record's timestamp; zero if unknown.
 	Time time.Time
+	// Rows is the offset behind the last record below Offset that gave a row;
+	// 0 if there is none, or it is not known.
+	Rows int64
 	// Clean: nothing that was sent, by this owner or one before it, is without
 	// an outcome, so the next owner need not wait for requests that may still
 	// be applied.
@@ -509,7 +525,7 @@ func (l *Lane) ToCommit(final bool, now time.Time) (Commit, bool) {
 		return Commit{}, false
 	}
 	c := Commit{
-		Offset: l.ledger.At(ack.Completed), LeaderEpoch: l.safe.leaderEpoch, Time: l.safe.time,
+		Offset: l.ledger.At(ack.Completed), LeaderEpoch: l.safe.leaderEpoch, Time: l.safe.time, Rows: l.safe.rows,
 		Clean: l.state == Draining && l.settled() && !now.Before(l.notBefore),
 	}
 	switch {
@@ -534,7 +550,7 @@ func (l *Lane) Committed(c Commit) error {
 		return fmt.Errorf("commit of %s[%d]: %w", l.topic, l.partition, err)
 	}
 	l.committed = c.Offset
-	l.told = mark{leaderEpoch: c.LeaderEpoch, time: c.Time}
+	l.told = mark{leaderEpoch: c.LeaderEpoch, time: c.Time, rows: c.Rows}
 	l.announced = true
 	l.noted = l.noted || c.Clean
 	return nil
@@ -706,6 +722,9 @@ type Snapshot struct {
 	// CommittedTime is the timestamp of the last record below Committed; zero
 	// if unknown.
 	CommittedTime time.Time
+	// NextTime is the timestamp of the first record that is received and not
+	// completed; zero if there is none.
+	NextTime time.Time
 	// QueuedRecords and QueuedBytes wait to be sent or for the outcome of
 	// being sent; InFlightRecords were accepted and are not yet completed.
 	QueuedRecords, InFlightRecords int
@@ -728,6 +747,12 @@ func (l *Lane) Snapshot() Snapshot {
 	}
 	for _, f := range l.inflight {
 		s.InFlightBytes += f.Bytes
+	}
+	switch {
+	case len(l.inflight) > 0:
+		s.NextTime = l.inflight[0].Time
+	case len(l.queue) > 0:
+		s.NextTime = l.queue[0].Time
 	}
 	if s.State == Live && s.Block != nil {
 		s.State = Blocked
