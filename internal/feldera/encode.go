@@ -149,6 +149,18 @@ func (e *Encoder) Table() *Table { return e.table }
 // them.
 func (e *Encoder) Ignored() []string { return slices.Clone(e.extra) }
 
+// Missing gives the table's columns that the source does not have: NULL in
+// every row.
+func (e *Encoder) Missing() (missing []string) {
+	for i := range e.table.Columns {
+		name := e.table.Columns[i].Name
+		if !slices.ContainsFunc(e.cols, func(c encColumn) bool { return c.plan.name == name }) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
 // match gives for each column of the table the index of its source column, -1
 // for none.
 func (e *Encoder) match() ([]int, error) {
@@ -325,15 +337,15 @@ func (e *Encoder) insert(a *Array, row, fill []decode.Value) *problem {
 	return nil
 }
 
-// old gives the column's value in the old row, nil where it is not known. A
-// NULL is known only under REPLICA IDENTITY FULL: sources that send keys alone
-// fill up the rest with it.
+// old gives the column's value in the old row for one that the new row leaves
+// out as unchanged, nil where it is not known. NULL is not: a value that is
+// stored out of line is none, so the old row is not whole.
 func (e *Encoder) old(row []decode.Value, source int) *decode.Value {
 	if row == nil {
 		return nil
 	}
 	v := &row[source]
-	if v.State == decode.Set || (v.State == decode.Null && e.rel.Identity == decode.IdentityFull) {
+	if v.State == decode.Set {
 		return v
 	}
 	return nil

@@ -448,6 +448,21 @@ func (c *ColumnDef) heldBy(have *Type) bool {
 	return holds(have, &c.Type, c.Loose, c.BaseOID != 0 && fits(c.BaseOID) != nil)
 }
 
+// HeldBy tells whether the table's column of this name takes every value of the
+// source; true where it has none.
+func (c *ColumnDef) HeldBy(t *Table, p Policy) bool {
+	at := t.find(c.Name)
+	if at < 0 {
+		return true
+	}
+	have, want := &t.Columns[at].Type, *c
+	if p.Fraction == TruncateExcess && have.Name == Decimal && want.Type.Name == Decimal && want.Type.Scale > have.Scale {
+		want.Type.Precision -= want.Type.Scale - have.Scale
+		want.Type.Scale = have.Scale
+	}
+	return want.heldBy(have)
+}
+
 // holds is heldBy for a type or a part of one. known means that the encoder's
 // own list has allowed the pair.
 func holds(have, want *Type, loose, known bool) bool {

@@ -513,3 +513,25 @@ func (t *Table) Relation() *decode.Relation {
 func (t *Table) ingressPath() string {
 	return "/ingress/" + url.PathEscape(t.spelling) + "?format=json&update_format=insert_delete&array=true"
 }
+
+// Has tells whether the table has a column for a source's column of this name.
+func (t *Table) Has(name string) bool { return t.find(name) >= 0 }
+
+// Shape writes the table's columns for a message, bounded.
+func (t *Table) Shape() string {
+	const most = 40
+	parts := make([]string, 0, min(len(t.Columns), most+1))
+	for i := range t.Columns {
+		if i == most {
+			parts = append(parts, "…")
+			break
+		}
+		c := &t.Columns[i]
+		text := sqlName(c.Name) + " " + c.Type.String()
+		if !c.Type.Nullable {
+			text += " NOT NULL"
+		}
+		parts = append(parts, text)
+	}
+	return "(" + strings.Join(parts, ", ") + ")"
+}

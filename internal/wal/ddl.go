@@ -201,9 +201,7 @@ func numeric(modifier int32) mapped {
 		m.loose, m.base = true, oidNumeric
 		return m
 	}
-	modifier -= 4
-	precision := int(modifier >> 16 & 0xffff)
-	scale := int(modifier&0x7ff^0x400) - 0x400 // 11 bits with a sign
+	precision, scale := numericModifier(modifier)
 	whole := max(precision-scale, 0)
 	scale = max(scale, 0)
 	m := of(ruleNumeric)
@@ -243,6 +241,13 @@ func (c pgTypes) array(t pgType, modifier int32, dims, depth int) mapped {
 	}
 	m.typ = part
 	return m
+}
+
+// numericModifier takes the modifier of a numeric with a declared precision
+// apart.
+func numericModifier(modifier int32) (precision, scale int) {
+	modifier -= 4
+	return int(modifier >> 16 & 0xffff), int(modifier&0x7ff^0x400) - 0x400 // 11 bits with a sign
 }
 
 // DDLConfig says which tables are to be described.

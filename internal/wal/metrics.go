@@ -18,6 +18,8 @@ type Metrics struct {
 	truncatesApplied prometheus.Counter
 	truncatedRows    *prometheus.CounterVec
 	ignoredColumns   *prometheus.GaugeVec
+	absentColumns    *prometheus.GaugeVec
+	partitionChanges prometheus.Counter
 	retries          *prometheus.CounterVec
 	incarnations     prometheus.Counter
 	buffered         prometheus.Gauge
@@ -62,6 +64,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		ignoredColumns: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_ignored_columns", Help: "Columns of the source table that are left out because PGSOURCE_EXTRA_COLUMNS=ignore.",
 		}, []string{"table"}),
+		absentColumns: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "pgsource_absent_columns", Help: "Columns of the Feldera table that the source table does not have: NULL in every row.",
+		}, []string{"table"}),
+		partitionChanges: counter("pgsource_partition_changes_ignored_total", "Changes of partitions that moved rows without the stream and were let pass because PGSOURCE_PARTITIONS=ignore."),
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pgsource_retries_total", Help: "Attempts that were repeated, by what was attempted.",
 		}, []string{"target"}),
@@ -90,7 +96,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "pgsource_slot_status", Help: "1 for the slot's wal_status, 0 for the others.",
 		}, []string{"status"}),
 	}
-	reg.MustRegister(m.truncatesApplied, m.truncatedRows, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
+	reg.MustRegister(m.absentColumns, m.partitionChanges, m.truncatesApplied, m.truncatedRows, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
 		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure, m.stateSeconds, m.stateFailures,
 		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
 	return m

@@ -26,7 +26,7 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 	case decode.MsgType:
 		return nil // the decoder keeps it
 	case decode.MsgRelation:
-		return at(d.setRoute(work, m.Relation), tx)
+		return at(d.setRoute(work, m.Relation, tx), tx)
 	case decode.MsgTruncate:
 		return d.truncate(m, tx)
 	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete:
@@ -53,7 +53,7 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 
 // setRoute compiles the way for a relation's rows, as the server has just
 // described it.
-func (d *deliverer) setRoute(work context.Context, rel *decode.Relation) error {
+func (d *deliverer) setRoute(work context.Context, rel *decode.Relation, tx *transaction) error {
 	table := d.a.ready.tables[nameOf(rel)]
 	if table == nil {
 		d.strangers[rel.ID] = rel
@@ -62,8 +62,12 @@ func (d *deliverer) setRoute(work context.Context, rel *decode.Relation) error {
 	if err := d.a.s.resolveTypes(work, rel, d.decoder.Type); err != nil {
 		return err
 	}
-	encoder, err := feldera.NewEncoder(table, rel, d.cfg.Policy)
+	was := d.before(rel, tx)
+	encoder, err := d.encoderFor(was, rel, table)
 	if err != nil {
+		return err
+	}
+	if err := d.checkDrift(work, was, rel, table); err != nil {
 		return err
 	}
 	before := d.routes[rel.ID]
@@ -72,6 +76,7 @@ func (d *deliverer) setRoute(work context.Context, rel *decode.Relation) error {
 			"table", rel.String(), "columns", ignored)
 	}
 	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))
+	d.cfg.Metrics.absentColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Missing())))
 	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table)}
 	return nil
 }

@@ -40,6 +40,12 @@ type ready struct {
 	// slotMade: the slot was made by prepare, so nothing was read from it
 	// before.
 	slotMade bool
+	// shapes are the mapped tables as the catalogue had them when the server
+	// stood at the position at, or before.
+	shapes map[tableName]*decode.Relation
+	at     uint64
+	// trees are the partitions of those that have any.
+	trees map[tableName]*tree
 	// statusEvery is how often the server must hear from us, senderTimeout the
 	// wal_sender_timeout to ask for, 0 for the server's own.
 	statusEvery   time.Duration
@@ -169,10 +175,19 @@ func (s *Source) checkTables(ctx context.Context, conn *pgx.Conn, r *ready) erro
 		}
 		s.types.add(types)
 		s.types.resolve(rel)
-		if r.oids == nil {
-			r.oids = make(map[tableName]uint32)
+		if err := s.leaveUnpublished(ctx, conn, rel); err != nil {
+			return err
 		}
-		r.oids[nameOf(rel)] = rel.ID
+		if r.oids == nil {
+			r.oids, r.shapes = make(map[tableName]uint32), make(map[tableName]*decode.Relation)
+		}
+		r.oids[nameOf(rel)], r.shapes[nameOf(rel)] = rel.ID, rel
+		if err := s.checkPartitions(ctx, conn, r, rel); err != nil {
+			return err
+		}
+		if err := checkUnique(ctx, conn, rel, r.tables[nameOf(rel)].KeyNames()); err != nil {
+			return err
+		}
 		if target := r.tables[nameOf(rel)]; !target.HasKey() && rel.Identity != decode.IdentityFull {
 			return &decode.Refusal{
 				Reason: decode.ReasonIdentity, What: "source table", Where: rel.String(),
@@ -189,6 +204,32 @@ func (s *Source) checkTables(ctx context.Context, conn *pgx.Conn, r *ready) erro
 			return err
 		}
 	}
+	return nil
+}
+
+// leaveUnpublished takes the columns out of rel that the publication's column
+// list does not name: the stream has a table without them. A list without the
+// whole key is refused: the source would refuse its updates and deletes.
+func (s *Source) leaveUnpublished(ctx context.Context, conn *pgx.Conn, rel *decode.Relation) error {
+	published, err := readPublished(ctx, conn, s.cfg.Publication, Table{Schema: rel.Schema, Name: rel.Name})
+	if err != nil || published == nil {
+		return err
+	}
+	kept := rel.Columns[:0]
+	for _, c := range rel.Columns {
+		switch {
+		case slices.Contains(published, c.Name):
+			kept = append(kept, c)
+		case c.Key:
+			return &decode.Refusal{
+				Reason: decode.ReasonIdentity, What: "publication", Where: s.cfg.Publication,
+				Why:      fmt.Sprintf("its column list for %s leaves out %q of the replica identity, so Postgres refuses the table's updates and deletes", rel, c.Name),
+				Expected: "a column list with every column of the replica identity",
+				Do:       fmt.Sprintf("ALTER PUBLICATION %s SET TABLE … with %s in the list of %s", quoteIdentifier(s.cfg.Publication), quoteIdentifier(c.Name), rel),
+			}
+		}
+	}
+	rel.Columns = kept
 	return nil
 }
 
@@ -255,6 +296,16 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) e
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(), Why: "it was dropped, renamed or made anew while pgsource was streaming",
 				Expected: "the table that it started with",
 				Do:       "changes made to the new table before it is published are lost to the stream: see that the publication has it, load it again, and restart",
+			}
+		}
+		if t := r.trees[name]; t != nil {
+			if err := s.partitionsUnchanged(ctx, conn, name, oid, t); err != nil {
+				return err
+			}
+		}
+		if shape := r.shapes[name]; shape != nil {
+			if err := checkUnique(ctx, conn, shape, r.tables[name].KeyNames()); err != nil {
+				return asGap(err)
 			}
 		}
 	}
@@ -463,7 +514,7 @@ func (s *Source) ensureSlot(ctx context.Context, conn *pgx.Conn, r *ready) error
 	if err := s.sameSlot(slot); err != nil {
 		return err
 	}
-	r.confirmed = slot.confirmed
+	r.confirmed, r.at = slot.confirmed, slot.current
 	return nil
 }
 

@@ -115,6 +115,9 @@ type Config struct {
 	ShutdownTimeout time.Duration
 	// Truncate says what becomes of a TRUNCATE.
 	Truncate TruncatePolicy
+	// IgnorePartitions lets changes of partitions pass, counted, that move rows
+	// into or out of a partitioned table without the stream.
+	IgnorePartitions bool
 
 	// AckOn is the rung on which a position is acknowledged: ack.Completed
 	// (also when it is left 0) or ack.Durable.

@@ -81,8 +81,13 @@ func currentLSN(t *testing.T, pg *harness.Postgres) uint64 {
 // it, has reached lsn.
 func awaitConfirmed(t *testing.T, pg *harness.Postgres, lsn uint64) {
 	t.Helper()
+	awaitSlot(t, pg, "holdfast", lsn)
+}
+
+func awaitSlot(t *testing.T, pg *harness.Postgres, slot string, lsn uint64) {
+	t.Helper()
 	harness.Await(t, patience, "confirmed_flush_lsn reaches "+decode.FormatLSN(lsn), func(ctx context.Context) (any, bool) {
-		got, err := pg.ConfirmedFlushLSN(ctx, "holdfast")
+		got, err := pg.ConfirmedFlushLSN(ctx, slot)
 		if err != nil {
 			return err, false
 		}

@@ -1,0 +1,243 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/decode"
+)
+
+// A partitioned table is carried under the name of its root. What the stream
+// then does not say has to be looked for in the catalogue: which partitions
+// there are, what their replica identities are (an old row is logged by that
+// of the partition, and described by that of the root), and that one of them
+// was emptied.
+
+// partition is one table below a partitioned one.
+type partition struct {
+	oid      uint32
+	name     string // quoted, with its schema
+	leaf     bool
+	identity string // pg_class.relreplident
+	key      string // the columns of the identity index, for 'i'
+	filenode uint32 // of a leaf
+	// emptied: the leaf's file has no statistics, as after TRUNCATE or another
+	// rewriting that counts no rows; VACUUM FULL and CLUSTER count them.
+	emptied bool
+	// made: it was created as a partition. One that was attached can have had
+	// rows before.
+	made bool
+}
+
+// tree is what is known of one partitioned table. A table that is not
+// partitioned has none.
+type tree struct {
+	mu    sync.Mutex
+	parts map[uint32]partition
+}
+
+// readTree reads what is below a table; nil for one that is not partitioned.
+func readTree(ctx context.Context, conn *pgx.Conn, root uint32) (map[uint32]partition, error) {
+	rows, err := conn.Query(ctx, `
+		SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), t.isleaf, c.relreplident::text,
+		       coalesce((SELECT string_agg(a.attname, ',' ORDER BY a.attname) FROM pg_index i
+		         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[]) WHERE i.indrelid = c.oid AND i.indisreplident), ''),
+		       CASE WHEN t.isleaf THEN coalesce(pg_relation_filenode(c.oid), 0) ELSE 0 END, c.reltuples < 0,
+		       coalesce((SELECT h.xmin = a.xmin FROM pg_inherits h, pg_attribute a WHERE h.inhrelid = c.oid AND a.attrelid = c.oid AND a.attnum = -1), true)
+		FROM pg_partition_tree($1::oid) t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace`, root)
+	if err != nil {
+		return nil, classify("look up partitions", err)
+	}
+	parts := make(map[uint32]partition)
+	partitioned := false
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p partition, err error) {
+		return p, row.Scan(&p.oid, &p.name, &p.leaf, &p.identity, &p.key, &p.filenode, &p.emptied, &p.made)
+	})
+	if err != nil {
+		return nil, classify("look up partitions", err)
+	}
+	for _, p := range list {
+		partitioned = partitioned || p.oid != root || !p.leaf
+		parts[p.oid] = p
+	}
+	if !partitioned {
+		return nil, nil //nolint:nilnil // no tree is an answer
+	}
+	return parts, nil
+}
+
+// checkIdentities refuses partitions whose replica identity is another than
+// the root's. The server logs the old row by the partition's and writes it in
+// the root's form: under FULL above DEFAULT, every column outside the key
+// would arrive as NULL.
+func checkIdentities(root uint32, parts map[uint32]partition) error {
+	top := parts[root]
+	for _, p := range parts {
+		if !p.leaf || p.identity == top.identity && (p.identity != "i" || p.key == top.key) {
+			continue
+		}
+		do := map[string]string{"d": "DEFAULT", "f": "FULL", "n": "NOTHING", "i": "USING INDEX …, over " + top.key}[top.identity]
+		return &decode.Refusal{
+			Reason: decode.ReasonIdentity, What: "partition", Where: p.name,
+			Why:      fmt.Sprintf("its replica identity is %s, that of %s is %s: old rows would arrive with values missing", identityName(p), top.name, identityName(top)),
+			Expected: "one replica identity for the partitioned table and all its partitions; ALTER TABLE of the former does not reach the latter, and new ones begin with DEFAULT",
+			Do:       fmt.Sprintf("ALTER TABLE %s REPLICA IDENTITY %s", p.name, do),
+		}
+	}
+	return nil
+}
+
+func identityName(p partition) string {
+	name := map[string]string{"d": "DEFAULT", "f": "FULL", "n": "NOTHING", "i": "an index over " + p.key}[p.identity]
+	if name == "" {
+		return p.identity
+	}
+	return name
+}
+
+// checkPartitions looks at one mapped table before streaming.
+func (s *Source) checkPartitions(ctx context.Context, conn *pgx.Conn, r *ready, rel *decode.Relation) error {
+	parts, err := readTree(ctx, conn, rel.ID)
+	if err != nil || parts == nil {
+		return err
+	}
+	var viaRoot bool
+	err = conn.QueryRow(ctx, `SELECT pubviaroot FROM pg_publication WHERE pubname = $1`, s.cfg.Publication).Scan(&viaRoot)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // it will be made with it
+	case err != nil:
+		return classify("look up the publication", err)
+	case !viaRoot:
+		return &decode.Refusal{
+			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication,
+			Why:      fmt.Sprintf("%s is partitioned, and the publication sends the rows of its partitions under their own names", rel),
+			Expected: "rows under the name of the partitioned table",
+			Do: fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true), which holds for changes made after it: changes that are in the WAL already keep the partitions' names, so make the slot anew if there are any",
+				quoteIdentifier(s.cfg.Publication)),
+		}
+	}
+	if err := checkIdentities(rel.ID, parts); err != nil {
+		return err
+	}
+	if r.trees == nil {
+		r.trees = make(map[tableName]*tree)
+	}
+	r.trees[nameOf(rel)] = &tree{parts: parts}
+	return nil
+}
+
+// partitionsUnchanged looks whether partitions came and went in a way that
+// changed the table's rows without a word in the stream. What was found is the
+// new state, so that each change is said once.
+func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name tableName, root uint32, t *tree) error {
+	now, err := readTree(ctx, conn, root)
+	if err != nil {
+		return err
+	}
+	if now == nil {
+		now = map[uint32]partition{}
+	}
+	t.mu.Lock()
+	was := t.parts
+	t.parts = now
+	t.mu.Unlock()
+	if err := checkIdentities(root, now); err != nil {
+		return asGap(err)
+	}
+	what := partitionChanges(was, now)
+	if len(what) == 0 {
+		return nil
+	}
+	if s.cfg.IgnorePartitions {
+		s.cfg.Metrics.partitionChanges.Add(float64(len(what)))
+		s.log.WarnContext(ctx, "rows of partitions came or went without changes in the stream, and that is ignored as PGSOURCE_PARTITIONS=ignore says",
+			"table", name.String(), "changes", strings.Join(what, "; "))
+		return nil
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "partitioned table", Where: name.String(), Why: strings.Join(what, "; "),
+		Expected: "partitions that are created as such and whose rows go by DELETE or by TRUNCATE of the whole table",
+		Do:       "delete the rows from the Feldera table, or add those that are missing, then restart; or set PGSOURCE_PARTITIONS=ignore, where partitions are dropped for good and Feldera may keep their rows",
+	}
+}
+
+// partitionChanges tells what changed the table's rows without the stream.
+func partitionChanges(was, now map[uint32]partition) (what []string) {
+	var left, emptied int
+	for oid, old := range was {
+		p, still := now[oid]
+		switch {
+		case !old.leaf:
+		case !still:
+			what = append(what, fmt.Sprintf("partition %s was detached or dropped, and its rows stay in Feldera", old.name))
+		default:
+			left++
+			if p.filenode != old.filenode && p.emptied {
+				emptied++
+			}
+		}
+	}
+	// All at once is a TRUNCATE of the root, which the stream carries.
+	if emptied > 0 && emptied < left {
+		for oid, old := range was {
+			if p, still := now[oid]; still && p.leaf && p.filenode != old.filenode && p.emptied {
+				what = append(what, fmt.Sprintf("partition %s was truncated or rewritten by itself, which the stream does not tell", p.name))
+			}
+		}
+	}
+	for oid, p := range now {
+		if _, had := was[oid]; !had && !p.made {
+			what = append(what, fmt.Sprintf("%s was attached, and rows that were in it before are not part of the stream", p.name))
+		}
+	}
+	slices.Sort(what)
+	const most = 20
+	if len(what) > most {
+		what = append(what[:most], fmt.Sprintf("and %d more", len(what)-most))
+	}
+	return what
+}
+
+// checkUnique refuses, under REPLICA IDENTITY FULL, a Feldera key over columns
+// that the source does not hold unique: rows that differ in the source would
+// be one in Feldera. Under the other identities the stream itself says what
+// the key is, and the encoder compares.
+func checkUnique(ctx context.Context, conn *pgx.Conn, rel *decode.Relation, key []string) error {
+	if rel.Identity != decode.IdentityFull || len(key) == 0 {
+		return nil
+	}
+	rows, err := conn.Query(ctx, `
+		SELECT array_agg(a.attname::text) FROM pg_index i
+		CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, n)
+		JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+		WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
+		GROUP BY i.indexrelid`, rel.ID)
+	if err != nil {
+		return classify("look up the unique indexes of "+rel.String(), err)
+	}
+	indexes, err := pgx.CollectRows(rows, pgx.RowTo[[]string])
+	if err != nil {
+		return classify("look up the unique indexes of "+rel.String(), err)
+	}
+	for _, index := range indexes {
+		within := !slices.ContainsFunc(index, func(column string) bool {
+			return !slices.ContainsFunc(key, func(k string) bool { return strings.EqualFold(k, column) })
+		})
+		if within {
+			return nil
+		}
+	}
+	columns := strings.Join(key, ", ")
+	return &decode.Refusal{
+		Reason: decode.ReasonIdentity, What: "source table", Where: rel.String(),
+		Why:      "the Feldera table's PRIMARY KEY (" + columns + ") is not unique in it, so rows of the source would overwrite each other",
+		Expected: "a unique index over columns of the Feldera table's PRIMARY KEY",
+		Do:       fmt.Sprintf("CREATE UNIQUE INDEX ON %s (%s); or declare another key, or none, in Feldera", nameOf(rel), columns),
+	}
+}
