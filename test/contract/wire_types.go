@@ -160,6 +160,7 @@ func typeClauses() []clause {
 			refuses: "anything else", bad: []string{`"019a"`, "1", "[1,2]"},
 		},
 		{name: "VARIANT", column: "t_variant", mean: document, takes: "any inline JSON", good: []value{{`{"b":[1,"x",null],"a":{"c":true}}`, `{"a":{"c":true},"b":[1,"x",null]}`}, {"[1,2]", ""}, {"7", ""}, {"true", ""}}},
+		{name: "VARIANT-number", column: "t_variant", mean: text, takes: "numbers of 38 digits as they are", good: []value{{big(38), ""}, {"0." + big(37) + "8", ""}}, refuses: "numbers beyond 38 places before the point", bad: []string{"1e400", big(39)}},
 		{name: "VARIANT-null", column: "t_variant", mean: text, takes: "null for SQL's NULL", good: []value{{"null", ""}}},
 		{name: "ARRAY", column: "t_array", mean: document, takes: "arrays of the element type", good: []value{{"[1,null,-3]", ""}, {"[]", ""}}, refuses: "elements of another type", bad: []string{`["x"]`, `{"a":1}`, "1"}},
 		{name: "MAP", column: "t_map", mean: document, takes: "objects with the keys as strings", good: []value{{`{"b":2,"a":null}`, `{"a":null,"b":2}`}, {"{}", ""}}, refuses: "values of another type", bad: []string{`{"a":"x"}`, "1"}},

@@ -418,7 +418,7 @@ func sinkGap(w *sinkWorld) {
 		t.Errorf("the offset moved over the gap: %v", got)
 	}
 	d.Kill()
-	if err := d.Restart(map[string]string{"KAFKASINK_ON_GAP": "earliest"}); err != nil {
+	if err := d.Restart(map[string]string{"KAFKASINK_ON_GAP": "continue"}); err != nil {
 		t.Fatal(err)
 	}
 	w.awaitCommitted(map[int32]int64{0: 20})

@@ -51,6 +51,11 @@ func TestS6Types(t *testing.T) {
 			"[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]": `"00010203-0405-0607-0809-0a0b0c0d0e0f"`, "[1]": bad, `"x"`: bad,
 		}},
 		{"VARIANT", map[string]string{`{"b": [1, 2.50], "a": null}`: `{"a":null,"b":[1,2.50]}`, `"x"`: `"x"`, "12": "12", `{"a":1,"a":2}`: `{"a":2}`}},
+		{"VARIANT", map[string]string{
+			"1e400": bad, "1e38": bad, "1e37": "1e37", "1e-400": "0", "-1e-256": "0", "1e-255": "1e-255", "0e999999999999999999999": "0e999999999999999999999",
+			strings.Repeat("9", 38): strings.Repeat("9", 38), strings.Repeat("9", 39): bad, "[1e99999999999999999999]": bad,
+			"0." + strings.Repeat("3", 40): strings.Repeat("3", 38) + "e-38", "-0." + strings.Repeat("6", 39): "-" + strings.Repeat("6", 37) + "7e-38",
+		}},
 		{"INT ARRAY", map[string]string{"[1, null, 2]": "[1,null,2]", "[]": "[]", `["1"]`: bad, "1": bad}},
 		{"ARRAY<DECIMAL(4,1)>", map[string]string{"[1.25]": `["1.2"]`}},
 		{"MAP<VARCHAR, INT>", map[string]string{`{"b":1,"a":2,"b":3}`: `{"a":2,"b":3}`, `{"a":"x"}`: bad, "[]": bad}},

@@ -1,8 +1,12 @@
 package core
 
 import (
+	"bytes"
 	"encoding/hex"
+	"fmt"
 	"math"
+	"math/big"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -809,8 +813,74 @@ func appendVariant(dst, b []byte, i, depth int) ([]byte, int, *valueError) {
 		if !ok {
 			return dst, i, errSyntax
 		}
-		return append(dst, b[i:n]...), n, nil
+		if c := b[i]; c != '-' && (c < '0' || c > '9') {
+			return append(dst, b[i:n]...), n, nil
+		}
+		number, ok := variantNumber(b[i:n])
+		if !ok {
+			return dst, i, errAt(n, "decimal value %s is out of range", b[i:n])
+		}
+		return append(dst, number...), n, nil
 	}
+}
+
+const (
+	// variantDigits and variantScale are what a number inside a VARIANT keeps:
+	// the engine holds it as a decimal (crates/fxp/src/dynamic.rs).
+	variantDigits = 38
+	variantScale  = 255
+)
+
+// variantNumber is the number that a VARIANT keeps of one: rounded to its
+// digits, half to even, 0 where it is too small. ok is false where it is too
+// large. What needs no change comes back as it was written.
+func variantNumber(b []byte) (out []byte, ok bool) {
+	mantissa, exp := b, 0
+	if e := bytes.IndexAny(b, "eE"); e >= 0 {
+		var err error
+		if exp, err = strconv.Atoi(string(b[e+1:])); err != nil {
+			exp = math.MaxInt32 // too many digits to read; the sign tells
+			if b[e+1] == '-' {
+				exp = -exp
+			}
+		}
+		mantissa = b[:e]
+	}
+	whole, fraction, _ := bytes.Cut(bytes.TrimPrefix(mantissa, []byte("-")), []byte("."))
+	digits := bytes.TrimLeft(slices.Concat(whole, fraction), "0")
+	exp -= len(fraction)
+	if kept := bytes.TrimRight(digits, "0"); len(kept) < len(digits) {
+		exp += len(digits) - len(kept)
+		digits = kept
+	}
+	switch {
+	case len(digits) == 0:
+		return b, true
+	case len(digits)+exp > variantDigits:
+		return nil, false
+	case len(digits) <= variantDigits && exp >= -variantScale:
+		return b, true
+	case exp < -variantScale-len(digits):
+		return []byte("0"), true
+	}
+	sig, _ := new(big.Int).SetString(string(digits), 10)
+	if n := len(digits) - variantDigits; n > 0 {
+		unit := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(n)), nil)
+		quotient, rest := new(big.Int).QuoRem(sig, unit, new(big.Int))
+		half := rest.Lsh(rest, 1).Cmp(unit)
+		if half > 0 || half == 0 && quotient.Bit(0) == 1 {
+			quotient.Add(quotient, big.NewInt(1))
+		}
+		sig, exp = quotient, exp+n
+	}
+	if exp < -variantScale {
+		return []byte("0"), true
+	}
+	sign := ""
+	if b[0] == '-' {
+		sign = "-"
+	}
+	return fmt.Appendf(nil, "%s%se%d", sign, sig, exp), true
 }
 
 // AppendJSON writes a canonical value as JSON: DECIMAL, dates and times as
