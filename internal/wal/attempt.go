@@ -481,9 +481,6 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	lsn := a.bookmarked
 	moved := lsn > a.ledger.Acknowledged()
 	a.mu.Unlock()
-	if moved {
-		crash.Here(crash.PgBeforeBookmark)
-	}
 	now := time.Now()
 	// Whatever becomes of the write, the server may have it.
 	a.s.told.Store(max(a.s.told.Load(), lsn))

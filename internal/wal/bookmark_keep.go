@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 )
 
@@ -105,6 +106,7 @@ func (a *attempt) saveBookmark(ctx context.Context) error {
 	if lsn <= durable {
 		return nil
 	}
+	crash.Here(crash.PgBeforeBookmark)
 	err := a.s.keeper.update(ctx, func(next *State) bool {
 		next.Acknowledged = LSN(lsn)
 		next.Rows = max(next.Rows, LSN(rows))
@@ -113,6 +115,7 @@ func (a *attempt) saveBookmark(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	crash.Here(crash.PgAfterBookmark)
 	a.mu.Lock()
 	a.bookmarked = lsn
 	a.produced = append(a.produced[:0], a.produced[n:]...)

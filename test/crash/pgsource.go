@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
@@ -81,6 +82,7 @@ func (w *bankWorld) env() map[string]string {
 		"PGSOURCE_DSN":    w.pg.DSNFor("postgres", "", "postgres", w.proxy.Addr()),
 		"PGSOURCE_TABLES": "public.left_accounts,public.right_accounts,public.writers,public.filler",
 		"PGSOURCE_CREATE": "true",
+		"PGSOURCE_STATE":  "file:" + filepath.Join(w.pg.Dir(), "pgsource.json"),
 		"FELDERA_URL":     w.sim.URL(), "FELDERA_PIPELINE": "p",
 		"FELDERA_REQUEST_TIMEOUT": "2s", "FELDERA_REQUEST_LIFETIME": "2s",
 		"PGSOURCE_MEMORY_LIMIT": "4MiB", "PGSOURCE_BATCH_ROWS": "200", "PGSOURCE_BATCH_BYTES": "256KiB",
