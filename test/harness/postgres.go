@@ -120,13 +120,18 @@ func NeedPostgres(tb testing.TB, opts PostgresOptions) *Postgres {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	closeAtEnd(tb, pg)
+	return pg
+}
+
+func closeAtEnd(tb testing.TB, pg *Postgres) {
+	tb.Helper()
 	tb.Cleanup(func() {
 		if err := pg.Close(); err != nil {
 			tb.Errorf("close Postgres: %v", err)
 		}
 		showLog(tb, "postgres", pg.log)
 	})
-	return pg
 }
 
 func postgresBin() (string, error) {
