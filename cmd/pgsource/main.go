@@ -111,6 +111,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create, Failover: c.SlotFailover,
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
 		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, SenderTimeout: c.SenderTimeout, ShutdownTimeout: c.ShutdownTimeout,
+		SpillDir: c.SpillDir, SpillLimit: spillLimit(c), TableAtomicity: c.Atomicity == config.PerTable,
 		Truncate: truncates[c.Truncate], IgnorePartitions: c.Partitions == config.Ignore,
 		AckOn: rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
@@ -124,6 +125,14 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		return nil, nil, err
 	}
 	return source, pipeline.CloseIdle, nil
+}
+
+// spillLimit is 0 where there is to be no spill.
+func spillLimit(c *config.PGSource) int64 {
+	if c.SpillDir == config.Off {
+		return 0
+	}
+	return int64(c.SpillLimit)
 }
 
 // rungs maps PGSOURCE_ACK_ON.
@@ -220,5 +229,6 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		saying("publication", source.CheckPublication),
 		saying("slot", source.CheckSlotState),
 		saying("state", source.CheckStateStore),
+		check("spill", "it has a place, or none was asked for", func(context.Context) error { return source.CheckSpillDir() }),
 	}, nil
 }

@@ -33,6 +33,10 @@ const (
 	// DeleteAll empties the destination table.
 	DeleteAll = "delete_all"
 
+	Off         = "off"
+	Transaction = "transaction"
+	PerTable    = "table"
+
 	Completed = "completed"
 	Durable   = "durable"
 	Earliest  = "earliest"
@@ -93,7 +97,10 @@ type PGSource struct {
 	BatchBytes      Size          `env:"PGSOURCE_BATCH_BYTES" envDefault:"4MiB" min:"1KiB" max:"256MiB" help:"Most bytes in one request. Not above PGSOURCE_MEMORY_LIMIT."`
 	BatchAge        time.Duration `env:"PGSOURCE_BATCH_AGE" envDefault:"0s" min:"0s" max:"1m" help:"How long the oldest row waits for more rows to share its request. 0s: a request goes out as soon as the one before it is accepted."`
 	InFlight        int           `env:"PGSOURCE_IN_FLIGHT" envDefault:"8" min:"1" max:"1024" help:"Most batches that Feldera has accepted and not completed."`
-	MemoryLimit     Size          `env:"PGSOURCE_MEMORY_LIMIT" envDefault:"256MiB" min:"1MiB" max:"1TiB" help:"Most bytes of received changes held in memory."`
+	MemoryLimit     Size          `env:"PGSOURCE_MEMORY_LIMIT" envDefault:"256MiB" min:"1MiB" max:"1TiB" help:"Most bytes of received changes held in memory. Half of it is used before anything goes into the spill."`
+	SpillDir        string        `env:"PGSOURCE_SPILL_DIR" form:"spilldir" example:"/var/lib/holdfast" help:"Directory on a disk for received changes that do not fit into memory: transactions larger than PGSOURCE_MEMORY_LIMIT, and a backlog that Feldera cannot take. pgsource makes a directory of its own in it, readable by its user only, and removes it. off: no spill. Not set: /var/tmp where that can be written, otherwise no spill, which is said in the log and on /healthz. With a read-only root file system, mount a volume and name it here."`
+	SpillLimit      Size          `env:"PGSOURCE_SPILL_LIMIT" envDefault:"4GiB" min:"1MiB" max:"16TiB" help:"Most bytes in the spill. When it is full too, pgsource disconnects until the backlog is delivered; a single transaction above it is refused by name."`
+	Atomicity       string        `env:"PGSOURCE_ATOMICITY" envDefault:"transaction" oneof:"transaction|table" help:"What of a transaction becomes visible together in Feldera. transaction: all of it; where that takes more than one request, in a transaction of the pipeline, during which nothing else in the pipeline completes. table: the rows of each table that fit into one request. Use table where another client opens transactions in the same pipeline."`
 	AckOn           string        `env:"PGSOURCE_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What the LSN waits for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start."`
 	OnRefusal       string        `env:"PGSOURCE_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`

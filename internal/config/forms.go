@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"unicode"
@@ -40,8 +41,16 @@ func forms() map[string]form {
 		"topic":    {"1 to 249 of a to z, A to Z, 0 to 9, ., _ and -", checkTopic},
 		"state":    {"file:/path, postgres:schema.table, none or auto", checkState},
 		"text":     {"UTF-8 without control characters", checkPrintable},
+		"spilldir": {"an absolute path without control characters, or off", checkSpillDir},
 		"address":  {"host:port or :port, with a port from 0 to 65535", checkAddress},
 	}
+}
+
+func checkSpillDir(text string) error {
+	if text != Off && !filepath.IsAbs(text) {
+		return wrong("is not an absolute path")
+	}
+	return checkPrintable(text)
 }
 
 func checkURL(text string) error {

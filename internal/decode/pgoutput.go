@@ -3,6 +3,7 @@ package decode
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"time"
 	"unicode/utf8"
 )
@@ -95,6 +96,12 @@ type TypeName struct{ Schema, Name string }
 func (d *PgOutput) Type(oid uint32) (t TypeName, ok bool) {
 	t, ok = d.types[oid]
 	return t, ok
+}
+
+// Clone gives a decoder that knows the relations and types that d knows: to read
+// messages ahead without d noticing.
+func (d *PgOutput) Clone() *PgOutput {
+	return &PgOutput{relations: maps.Clone(d.relations), types: maps.Clone(d.types)}
 }
 
 var (

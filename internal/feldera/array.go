@@ -11,6 +11,10 @@ import (
 // table. It is reusable and not safe for concurrent use; while a [Writer]
 // sends it, it is the writer's.
 type Array struct {
+	// Quiet keeps [Policy].OnAltered from being called: for changes that are
+	// encoded to see whether they can be, and encoded again to be sent.
+	Quiet bool
+
 	table *Table
 	// buf is '[' and the elements, without the ']'.
 	buf []byte
@@ -54,7 +58,7 @@ func (a *Array) Add(e *Encoder, ch *decode.OrderChange) error {
 		return e.refusal(ch, p)
 	}
 	a.ends = append(a.ends, len(a.buf))
-	if e.policy.OnAltered != nil {
+	if e.policy.OnAltered != nil && !a.Quiet {
 		for _, alt := range a.altered {
 			e.policy.OnAltered(e.table.Name, alt.column, alt.how)
 		}
@@ -81,6 +85,9 @@ func (a *Array) Records() int { return a.elements }
 
 // Bytes is the length of Body.
 func (a *Array) Bytes() int { return max(len(a.buf), 1) + 1 }
+
+// Footprint is the memory that the array keeps across a Reset, in bytes.
+func (a *Array) Footprint() int { return cap(a.buf) + cap(a.scratch) + 8*cap(a.ends) }
 
 // Body is the array's text. It aliases the array until the next Add or Reset.
 func (a *Array) Body() []byte {

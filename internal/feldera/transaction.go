@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 )
 
@@ -142,6 +143,26 @@ func (c *Client) Begin(ctx context.Context, own *Intent, record func(context.Con
 			return nil, err
 		}
 	}
+}
+
+// Resume gives the open transaction that own names, after a crash of the
+// process that opened it; nil where that is not open any more. The caller
+// sends the whole unit again into it, then commits.
+//
+// Errors: *decode.Refusal, *[IncarnationChanged], or ctx's cause joined with
+// the last reason.
+func (c *Client) Resume(ctx context.Context, own Intent) (*Transaction, error) {
+	st, err := c.awaitState(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.sameIncarnation(st.Incarnation); err != nil {
+		return nil, err
+	}
+	if st.API != apiStarted || !own.matches(&st) {
+		return nil, nil //nolint:nilnil // none of ours is open
+	}
+	return &Transaction{c: c, intent: Intent{Incarnation: st.Incarnation, ID: st.ID}, resumed: true}, nil
 }
 
 // recordError marks an error of the caller's own store.
@@ -317,6 +338,7 @@ func (tx *Transaction) Commit(ctx context.Context, last func(context.Context) (T
 	if !tx.open(&st) {
 		return fmt.Errorf("commit transaction %d: %w (now: %s)", tx.intent.ID, ErrTaken, st.String())
 	}
+	crash.Here(crash.PgTxIngested)
 	return tx.commit(ctx)
 }
 

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,8 @@ type attempt struct {
 	// stalled is what the pipeline's statistics say about why nothing
 	// completes: a string.
 	stalled atomic.Value
+	// ours is the Feldera transaction that this process opened last; nil before.
+	ours atomic.Pointer[ourTransaction]
 
 	proven   signal // the ledger may have something to acknowledge
 	progress signal // the bookmark has moved: the server can be told
@@ -62,8 +65,11 @@ type attempt struct {
 // attempt runs the path. acknowledged tells whether anything was acknowledged
 // in it: that is progress, which a mere connection is not.
 func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err error) {
+	if s.spill != nil {
+		s.spill.reset() // of the attempt before, which nobody reads any more
+	}
 	a := &attempt{
-		s: s, ready: r, queue: newQueue(), start: r.confirmed,
+		s: s, ready: r, queue: newQueue(s.cfg.MemoryLimit, s.spill), start: r.confirmed,
 		ledger: ack.New(r.confirmed), bookmarked: r.confirmed,
 		proven: newSignal(), progress: newSignal(), drained: newOnce(), settled: newOnce(),
 	}
@@ -170,7 +176,7 @@ func (a *attempt) connections(work, hard context.Context) {
 			a.s.log.WarnContext(work, "stream closed on purpose until the destination has caught up: the slot keeps its position", "err", err, "buffered_bytes", a.queue.held())
 			a.s.cfg.Phase(PhaseConnecting)
 			a.s.cfg.Report(Status{
-				Check: CheckSource, Message: "disconnected on purpose: the destination is slower than the source and PGSOURCE_MEMORY_LIMIT is reached",
+				Check: CheckSource, Message: "disconnected on purpose, since the destination is slower than the source: " + err.Error(),
 				Hint: "look at the check \"destination\"; the slot retains WAL meanwhile",
 			})
 			if !a.waitDelivered(work) {
@@ -306,13 +312,14 @@ func (a *attempt) connection(work, hard context.Context) error {
 //
 // It returns nil only when work has ended.
 func (a *attempt) read(work context.Context, st *stream, asked signal) error {
-	asm := newAssembler(a.s.cfg.MemoryLimit, a.queue.buffers)
+	asm := newAssembler(a.s.cfg.MemoryLimit, a.queue.buffers, a.s.spill)
+	defer asm.drop()
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
 	var shutdown shutdownWatch
 	for {
 		msg, err := st.read(a.s.cfg.StallTimeout)
 		if work.Err() != nil {
-			return nil //nolint:nilerr // the read was interrupted because the work has ended
+			return nil
 		}
 		if err != nil {
 			var netErr net.Error
@@ -347,11 +354,40 @@ func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 					return err
 				}
 			}
-			if held := a.queue.held() + asm.held(); held > a.s.cfg.MemoryLimit {
-				return fmt.Errorf("%w: %d bytes are buffered", errMemory, held)
+			if err := a.bounded(asm); err != nil {
+				return err
 			}
 		}
 	}
+}
+
+// bounded keeps what is received within memory: what is too much goes into the
+// spill, and where that cannot take it, the connection ends.
+func (a *attempt) bounded(asm *assembler) error {
+	limit := a.s.cfg.MemoryLimit
+	queued, open := a.queue.held(), asm.held()
+	var spillErr error
+	if a.s.spill != nil && queued+open > limit/2 {
+		var moved int
+		moved, spillErr = a.queue.relieve(limit / 4)
+		if moved > 0 {
+			a.s.cfg.Metrics.spilled.Add(float64(moved))
+		}
+		queued = a.queue.held()
+		a.s.cfg.Metrics.buffered.Set(float64(queued + open))
+	}
+	if queued+open <= limit {
+		return nil
+	}
+	if queued == 0 {
+		return asm.tooLarge(limit)
+	}
+	reason := fmt.Errorf("%w: %d bytes are buffered", errMemory, queued+open)
+	if spillErr = cmp.Or(asm.spillErr, spillErr); spillErr != nil {
+		a.s.cfg.Metrics.spillFaults.WithLabelValues(spillFault(spillErr)).Inc()
+		reason = fmt.Errorf("%w, and the spill takes no more: %w", reason, spillErr)
+	}
+	return reason
 }
 
 // keepalive enters a keepalive's position into the ledger, in the order in
@@ -377,8 +413,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.walEnd = max(a.walEnd, walEnd, tx.end)
-	if len(tx.frames) == 0 {
-		a.queue.buffers.put(tx.frames)
+	if tx.bytes == 0 {
 		a.ledger.AdmitIdle(tx.end)
 		a.proven.set()
 		a.setPositions()
@@ -393,11 +428,22 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	}
 	tx.ticket = ticket
 	a.s.cfg.Metrics.slot.lag.committed(tx.end, tx.commitTime)
+	if len(tx.spilled) > 0 {
+		a.s.cfg.Metrics.spilled.Inc()
+	}
 	a.queue.push(tx)
 	crash.Here(crash.PgAdmitted)
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
 	a.setPositions()
 	return nil
+}
+
+// received gives the highest position admitted: everything up to it was put
+// into the queue before.
+func (a *attempt) received() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ledger.Last()
 }
 
 // evidence enters what the destination has proven about a range of

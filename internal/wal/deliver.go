@@ -24,8 +24,9 @@ const (
 )
 
 // deliverer takes transactions from the queue in order, makes batches of
-// whole ones, and sends each batch to every table it touches. The next batch
-// goes out when all requests of the last one are accepted; completion is
+// whole ones, and sends each batch to every table it touches, in one
+// transaction of the pipeline where that takes more than one request. The next
+// batch goes out when all requests of the last one are accepted; completion is
 // awaited behind its back, for at most InFlight batches.
 type deliverer struct {
 	a           *attempt
@@ -52,6 +53,17 @@ type deliverer struct {
 	// carried are the tokens of the deletes for the TRUNCATEs of the next
 	// batch, which owes them its evidence.
 	carried []feldera.Token
+
+	// atomic: what takes more than one request becomes visible together.
+	atomic bool
+	// opened is the pipeline's transaction that rows are being sent into; nil
+	// for none.
+	opened *opened
+	// replay is the position up to which rows may have been sent before: they
+	// become visible again together, not one state of the past after the other.
+	replay uint64
+	// rehearsing: rows are encoded to see whether they can be, and thrown away.
+	rehearsing bool
 
 	mu       sync.Mutex
 	inFlight []*batch // in the order in which they were sent
@@ -82,14 +94,34 @@ type batch struct {
 	first, last ack.Ticket
 	end         uint64
 	accepted    time.Time
+	// tokens are the newest of each table that it has rows for: a newer one
+	// covers those before it.
+	tokens []tableToken
 	// waiting counts the tokens that have not reached the rung yet.
 	waiting map[ack.Rung]int
+}
+
+type tableToken struct {
+	out   *output
+	token feldera.Token
+}
+
+// keep notes the token of a request; out is nil where it stands for itself.
+func (b *batch) keep(out *output, token feldera.Token) {
+	for i := range b.tokens {
+		if out != nil && b.tokens[i].out == out {
+			b.tokens[i].token = token
+			return
+		}
+	}
+	b.tokens = append(b.tokens, tableToken{out, token})
 }
 
 func newDeliverer(a *attempt, completions *feldera.Completions, durability *feldera.Durability) *deliverer {
 	return &deliverer{
 		a: a, cfg: &a.s.cfg, completions: completions, durability: durability, decoder: decode.NewPgOutput(),
 		routes: make(map[uint32]*route), strangers: make(map[uint32]*decode.Relation), finished: newSignal(),
+		atomic: !a.s.cfg.TableAtomicity,
 	}
 }
 
@@ -101,18 +133,21 @@ func (d *deliverer) run(work, hard context.Context) error {
 		d.stopping = time.Now()
 		d.mu.Unlock()
 	})()
-	var err error
+	finish, cancel := d.finishing(work, hard)
+	defer cancel()
+	err := d.lookBack(work)
 	for err == nil {
 		if !d.waitForRoom(work) {
 			break
 		}
-		txs := d.collect(work)
-		if txs == nil {
+		var txs []*transaction
+		if txs, err = d.collect(work, finish); err != nil || txs == nil {
 			break
 		}
 		d.cfg.Beat()
-		err = d.deliverParts(work, txs)
+		err = d.deliverParts(work, finish, txs)
 	}
+	d.leftOpen(work)
 	if work.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
 		err = nil // a stop, not a fault; what was not accepted is replayed
 	}
@@ -125,17 +160,28 @@ func (d *deliverer) run(work, hard context.Context) error {
 
 // collect waits for the first transaction and, for at most BatchAge from when
 // it was received, for company. It returns nil when work ends.
-func (d *deliverer) collect(work context.Context) []*transaction {
+func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error) {
 	turn := time.NewTimer(idleTurn)
 	defer turn.Stop()
 	for {
 		wait := idleTurn
-		if received, full, some := d.a.queue.oldest(d.cfg.BatchRows, d.cfg.BatchBytes); some {
-			left := d.cfg.BatchAge - time.Since(received)
+		received := d.a.received()
+		if since, full, some := d.a.queue.oldest(d.cfg.BatchRows, d.cfg.BatchBytes); some {
+			left := d.cfg.BatchAge - time.Since(since)
 			if full || left <= 0 {
-				return d.a.queue.take(d.cfg.BatchRows, d.cfg.BatchBytes)
+				txs, err := d.a.queue.take(d.cfg.BatchRows, d.cfg.BatchBytes)
+				if err != nil {
+					d.cfg.Metrics.spillFaults.WithLabelValues(spillFault(err)).Inc()
+					return nil, &replayError{err}
+				}
+				return txs, nil
 			}
 			wait = min(wait, left)
+		} else if d.opened != nil && received >= d.opened.through {
+			// Everything that belongs in it has been delivered.
+			if err := d.commit(finish); err != nil {
+				return nil, err
+			}
 		}
 		turn.Reset(wait)
 		select {
@@ -143,7 +189,7 @@ func (d *deliverer) collect(work context.Context) []*transaction {
 		case <-turn.C:
 			d.lookAround()
 		case <-work.Done():
-			return nil
+			return nil, nil
 		}
 	}
 }
@@ -233,22 +279,70 @@ func (d *deliverer) unproven() int {
 
 // deliver sends one batch. When a transaction in the middle of it is refused,
 // the ones before it are delivered first, since they are not to blame.
-func (d *deliverer) deliver(work context.Context, txs []*transaction) error {
+func (d *deliverer) deliver(work, finish context.Context, txs []*transaction) error {
 	if err := d.a.s.keeper.beforeSend(work, txs[len(txs)-1].end); err != nil {
 		return err
 	}
-	good, refused := d.encode(work, txs)
-	if good > 0 {
-		if err := d.send(work, txs[:good]); err != nil {
+	if len(txs) == 1 && d.isLarge(txs[0]) {
+		requests, err := d.rehearse(work, txs[0])
+		if err != nil {
+			return d.refused(err)
+		}
+		if requests > 1 {
+			err := d.stream(work, finish, txs[0])
+			d.settle(txs)
 			return err
 		}
 	}
+	good, refused := d.encode(work, txs)
+	if good > 0 {
+		if err := d.send(work, finish, txs[:good]); err != nil {
+			return err
+		}
+	}
+	d.settle(txs)
+	if refused != nil {
+		return d.refused(refused)
+	}
+	return nil
+}
+
+// settle gives back the memory of transactions that were delivered.
+func (d *deliverer) settle(txs []*transaction) {
 	d.a.queue.release(txs)
 	d.cfg.Metrics.buffered.Set(float64(d.a.queue.held()))
-	if refused != nil {
-		d.a.s.reportFailure(CheckDestination, refused)
+	d.shrink()
+}
+
+// shrink bounds the memory that the outputs keep for their next arrays: one
+// after the other may have had a full one.
+func (d *deliverer) shrink() {
+	kept := 0
+	for _, out := range d.outputs {
+		kept += out.array.Footprint()
 	}
-	return refused
+	if kept <= 4*d.cfg.BatchBytes {
+		return
+	}
+	for _, out := range d.outputs {
+		if out.array.Footprint()*len(d.outputs) > 4*d.cfg.BatchBytes {
+			out.array = feldera.Array{}
+		}
+	}
+}
+
+// refused says what a transaction's rows were refused for. A block of the
+// spill that is not what was written is no such thing: Postgres has the rows.
+func (d *deliverer) refused(err error) error {
+	if errors.Is(err, errSpillDamaged) {
+		d.cfg.Metrics.spillFaults.WithLabelValues(spillFault(err)).Inc()
+		return &replayError{err}
+	}
+	if o := d.opened; o != nil {
+		err = fmt.Errorf("with the pipeline's transaction %d open, which stays so: %w", o.tx.Intent().ID, err)
+	}
+	d.a.s.reportFailure(CheckDestination, err)
+	return err
 }
 
 // encode fills the outputs with the rows of txs and tells how many whole
@@ -295,50 +389,104 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 
 // send sends what encode has filled in, one table after the other, and leaves
 // the batch in flight. It returns when every table has accepted its rows.
+// Rows for several tables go into one transaction of the pipeline.
 //
-// The order of effects: all tables accepted → tokens watched → evidence. A
-// batch of which some tables accepted and one did not is never marked; it is
-// sent again as a whole, after a restart or a reconnect.
-func (d *deliverer) send(work context.Context, txs []*transaction) error {
+// The order of effects: all tables accepted → the pipeline's transaction
+// committed, where there is one → tokens watched → evidence. A batch of which
+// some tables accepted and one did not is never marked; it is sent again as a
+// whole, after a restart or a reconnect.
+func (d *deliverer) send(work, finish context.Context, txs []*transaction) error {
 	b := &batch{first: txs[0].ticket, last: txs[len(txs)-1].ticket, end: txs[len(txs)-1].end}
-	tokens := d.carried
-	d.carried = nil
+	d.owe(b)
+	tables := 0
+	for _, out := range d.outputs {
+		if out.array.Rows() > 0 {
+			tables++
+		}
+	}
+	ctx := work
+	if d.opened != nil || (d.atomic && (tables > 1 || (tables > 0 && txs[0].end <= d.replay))) {
+		if err := d.open(work, b.end); err != nil {
+			return err
+		}
+		ctx = finish
+	}
 	for _, out := range d.outputs {
 		if out.array.Rows() == 0 {
 			continue
 		}
-		crash.Here(crash.PgBeforeSend)
-		token, err := out.writer.Send(work, &out.array)
-		if err != nil {
-			return fmt.Errorf("deliver %d rows to table %s (transactions up to LSN %s): %w",
-				out.array.Rows(), out.table.Name, decode.FormatLSN(b.end), err)
-		}
-		tokens = append(tokens, token)
-		crash.Here(crash.PgSent)
-		d.cfg.Metrics.sentBytes.Add(float64(out.array.Bytes()))
-		for c, n := range out.counts {
-			d.cfg.Metrics.rows.WithLabelValues(c.table, c.op.String()).Add(float64(n))
+		if err := d.post(ctx, out, b); err != nil {
+			return err
 		}
 	}
-	if len(tokens) == 0 {
+	return d.sent(ctx, b)
+}
+
+// owe makes the batch wait for the deletes that were sent ahead of it too.
+func (d *deliverer) owe(b *batch) {
+	for _, token := range d.carried {
+		b.keep(nil, token)
+	}
+	d.carried = nil
+}
+
+// post sends one output's array and keeps its token with the batch.
+func (d *deliverer) post(ctx context.Context, out *output, b *batch) error {
+	crash.Here(crash.PgBeforeSend)
+	token, err := out.writer.Send(ctx, &out.array)
+	if err != nil {
+		err = fmt.Errorf("deliver %d rows to table %s (transactions up to LSN %s): %w",
+			out.array.Rows(), out.table.Name, decode.FormatLSN(b.end), err)
+		if o := d.opened; o != nil {
+			err = fmt.Errorf("in the pipeline's transaction %d, which stays open: %w", o.tx.Intent().ID, err)
+		}
+		return err
+	}
+	b.keep(out, token)
+	crash.Here(crash.PgSent)
+	d.cfg.Metrics.sentBytes.Add(float64(out.array.Bytes()))
+	for c, n := range out.counts {
+		d.cfg.Metrics.rows.WithLabelValues(c.table, c.op.String()).Add(float64(n))
+	}
+	d.cfg.Beat()
+	return nil
+}
+
+// sent takes a batch whose rows are all accepted.
+func (d *deliverer) sent(ctx context.Context, b *batch) error {
+	if len(b.tokens) > 0 {
+		d.a.brought(b.end)
+		d.a.evidence(b.first, b.last, ack.Accepted)
+		crash.Here(crash.PgAccepted)
+	}
+	if d.opened == nil {
+		d.watch(b)
+		return nil
+	}
+	d.opened.add(b)
+	if b.end < d.opened.through {
+		return nil
+	}
+	return d.commit(ctx)
+}
+
+// watch leaves a batch in flight until its tokens are completed.
+func (d *deliverer) watch(b *batch) {
+	if len(b.tokens) == 0 {
 		// Nothing of it concerns the destination, so there is nothing to wait
 		// for; the ledger still keeps it behind everything before it.
 		d.a.evidence(b.first, b.last, d.cfg.AckOn)
-		return nil
+		return
 	}
-	d.a.brought(b.end)
-	d.a.evidence(b.first, b.last, ack.Accepted)
-	crash.Here(crash.PgAccepted)
 	b.accepted = time.Now()
-	b.waiting = map[ack.Rung]int{ack.Ingested: len(tokens), ack.Completed: len(tokens)}
+	b.waiting = map[ack.Rung]int{ack.Ingested: len(b.tokens), ack.Completed: len(b.tokens)}
 	d.mu.Lock()
 	d.inFlight = append(d.inFlight, b)
 	d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
 	d.mu.Unlock()
-	for _, token := range tokens {
-		d.completions.Watch(token, func(e feldera.Evidence) { d.evidence(b, e) })
+	for _, t := range b.tokens {
+		d.completions.Watch(t.token, func(e feldera.Evidence) { d.evidence(b, e) })
 	}
-	return nil
 }
 
 // evidence takes what one token has proven. It runs on the poller.

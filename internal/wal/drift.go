@@ -74,7 +74,7 @@ func (d *deliverer) checkDrift(ctx context.Context, was, rel *decode.Relation, t
 				fmt.Sprintf("widen the Feldera column to %s; a restart without that goes on, and refuses the values that do not fit, one by one", want))
 		}
 	}
-	if len(gone) > 0 {
+	if len(gone) > 0 && !d.rehearsing {
 		d.a.s.log.WarnContext(ctx, "the source has dropped columns that the Feldera table still has: rows have NULL there from here on, older rows keep their values",
 			"table", rel.String(), "columns", gone)
 	}

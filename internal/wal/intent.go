@@ -29,3 +29,14 @@ type IntentStore interface {
 	// opened.
 	RecordIntent(ctx context.Context, in Intent) error
 }
+
+// intentsLast tells whether a recorded intent outlives the process. Where it
+// does not, no transaction is opened: a crash would leave it open, nobody could
+// know whose it is, and the whole pipeline would stand still.
+func (c *Config) intentsLast() bool {
+	if k, ok := c.Intents.(*keeper); ok {
+		_, none := k.store.(noStore)
+		return !none
+	}
+	return true
+}

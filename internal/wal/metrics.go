@@ -1,6 +1,9 @@
 package wal
 
 import (
+	"sync/atomic"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -32,6 +35,14 @@ type Metrics struct {
 	backpressure     prometheus.Counter
 	stateSeconds     prometheus.Histogram
 	stateFailures    prometheus.Counter
+	spillBytes       prometheus.Gauge
+	spillFiles       prometheus.Gauge
+	spilled          prometheus.Counter
+	spillFaults      *prometheus.CounterVec
+	// transactionSince is when the open Feldera transaction of ours was begun,
+	// in Unix nanoseconds; 0 while none is open.
+	transactionSince *atomic.Int64
+	destinationTx    *prometheus.CounterVec
 	slotRetained     prometheus.Gauge
 	// slotSafe has no label: as a vector it can be absent, which is what it is
 	// on servers without max_slot_wal_keep_size.
@@ -84,7 +95,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
 		}),
 		stateFailures: counter("pgsource_state_save_failures_total", "Saves of the bookmark that failed; each is repeated."),
-		slotRetained:  gauge("pgsource_slot_retained_bytes", "WAL that the slot keeps on the server's disk."),
+		spillBytes:    gauge("pgsource_spill_bytes", "Bytes on disk of received changes that did not fit into memory."),
+		spillFiles:    gauge("pgsource_spill_files", "Files of the spill."),
+		spilled:       counter("pgsource_spilled_transactions_total", "Transactions that were moved to disk, in whole or in part."),
+		spillFaults: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_spill_faults_total", Help: "Times the spill did not take or give back what it should: full, disk or damaged.",
+		}, []string{"reason"}),
+		transactionSince: new(atomic.Int64),
+		destinationTx: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_destination_transactions_total", Help: "Transactions of the pipeline: begun, resumed after a crash, committed, or taken by somebody else's commit.",
+		}, []string{"event"}),
+		slotRetained: gauge("pgsource_slot_retained_bytes", "WAL that the slot keeps on the server's disk."),
 		slotSafe: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_slot_safe_wal_bytes", Help: "WAL that can be written before the slot is in danger; absent without max_slot_wal_keep_size.",
 		}, nil),
@@ -96,7 +117,22 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "pgsource_slot_status", Help: "1 for the slot's wal_status, 0 for the others.",
 		}, []string{"status"}),
 	}
-	reg.MustRegister(m.absentColumns, m.partitionChanges, m.truncatesApplied, m.truncatedRows, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
+	openSeconds := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pgsource_destination_transaction_open_seconds", Help: "How long the pipeline's transaction that pgsource opened has been open; 0 while none is.",
+	}, func() float64 {
+		since := m.transactionSince.Load()
+		if since == 0 {
+			return 0
+		}
+		return time.Since(time.Unix(0, since)).Seconds()
+	})
+	for _, reason := range []string{"full", "disk", "damaged"} {
+		m.spillFaults.WithLabelValues(reason)
+	}
+	for _, event := range []string{txBegun, txResumed, txCommitted, txTaken} {
+		m.destinationTx.WithLabelValues(event)
+	}
+	reg.MustRegister(m.absentColumns, m.partitionChanges, m.truncatesApplied, m.truncatedRows, openSeconds, m.spillBytes, m.spillFiles, m.spilled, m.spillFaults, m.destinationTx, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
 		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure, m.stateSeconds, m.stateFailures,
 		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
 	return m

@@ -71,7 +71,7 @@ func (d *deliverer) setRoute(work context.Context, rel *decode.Relation, tx *tra
 		return err
 	}
 	before := d.routes[rel.ID]
-	if ignored := encoder.Ignored(); len(ignored) > 0 && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
+	if ignored := encoder.Ignored(); len(ignored) > 0 && !d.rehearsing && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
 		d.a.s.log.WarnContext(work, "columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says",
 			"table", rel.String(), "columns", ignored)
 	}
@@ -98,6 +98,7 @@ func (d *deliverer) outputFor(table *feldera.Table) *output {
 		}
 	}
 	out := &output{table: table, writer: d.cfg.Pipeline.Writer(table), counts: make(map[rowCount]int), pending: make(map[rowCount]int)}
+	out.array.Quiet = d.rehearsing
 	d.outputs = append(d.outputs, out)
 	return out
 }

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -14,12 +15,19 @@ import (
 // transaction is one committed transaction as the server sent it: the
 // pgoutput messages between BEGIN and COMMIT that concern rows, undecoded.
 type transaction struct {
-	// frames holds the messages, each behind its length as 4 bytes. It
-	// includes the Relation messages, so that whoever decodes the frames of
-	// all transactions in order needs nothing else.
-	frames []byte
-	rows   int
-	xid    uint32
+	// The messages, each behind its length as 4 bytes, in blocks of whole ones:
+	// first those in the spill, then those in memory. They include the Relation
+	// messages, so that whoever decodes the messages of all transactions in
+	// order needs nothing else.
+	spilled []extent
+	blocks  [][]byte
+	// bytes is the length of all blocks, memory of those in memory.
+	bytes, memory int64
+
+	rows int
+	xid  uint32
+	// commit is where its commit record begins, as its BEGIN said: for people.
+	commit uint64
 	// end is the commit's end LSN: the only position of it that may be
 	// acknowledged.
 	end        uint64
@@ -31,18 +39,46 @@ type transaction struct {
 	truncated map[uint32]int
 }
 
-// overhead is what a transaction takes beside its frames, in the queue and in
-// the ledger: without it, a backlog of tiny transactions would take many times
-// the memory that is counted.
-const overhead = 256
+const (
+	// overhead is what a transaction takes beside its messages, in the queue and
+	// in the ledger: without it, a backlog of tiny transactions would take many
+	// times the memory that is counted.
+	overhead = 256
+	// ledgerOverhead is what one takes in the ledger alone.
+	ledgerOverhead = 48
+	// extentOverhead is what one block in the spill takes in memory.
+	extentOverhead = 32
+)
 
 // size is the memory that the transaction is counted with.
-func (t *transaction) size() int64 { return int64(len(t.frames)) + overhead }
+func (t *transaction) size() int64 {
+	return t.memory + int64(len(t.spilled))*extentOverhead + overhead
+}
 
-// each calls fn for every message. The frames were written by add, so their
-// lengths hold.
+// each calls fn for every message, which is valid until fn returns. The blocks
+// were written by add, so their lengths hold; what comes out of the spill has
+// been checked against what went in.
 func (t *transaction) each(fn func(msg []byte) error) error {
-	for rest := t.frames; len(rest) > 0; {
+	var r blockReader
+	for _, e := range t.spilled {
+		block, err := r.read(e)
+		if err != nil {
+			return err
+		}
+		if err := eachMessage(block, fn); err != nil {
+			return err
+		}
+	}
+	for _, block := range t.blocks {
+		if err := eachMessage(block, fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func eachMessage(block []byte, fn func(msg []byte) error) error {
+	for rest := block; len(rest) > 0; {
 		n := binary.BigEndian.Uint32(rest)
 		if err := fn(rest[4 : 4+n]); err != nil {
 			return err
@@ -56,15 +92,34 @@ func (t *transaction) each(fn func(msg []byte) error) error {
 // the one transaction that is open. It checks the order of BEGIN and COMMIT
 // and nothing else: rows are decoded by whoever delivers them.
 type assembler struct {
-	limit   int64
 	open    *transaction
 	commits *decode.PgOutput
 	buffers *buffers
+
+	// spill takes the blocks of a transaction that is larger than keep, nil for
+	// none. block is the size at which a block is full.
+	spill *spill
+	keep  int64
+	block int
+	// spillErr is why the blocks of the open transaction stay in memory.
+	spillErr error
 }
 
-func newAssembler(limit int64, b *buffers) *assembler {
-	return &assembler{limit: limit, commits: decode.NewPgOutput(), buffers: b}
+// newAssembler makes an assembler for a connection under a memory limit.
+func newAssembler(limit int64, b *buffers, sp *spill) *assembler {
+	return &assembler{
+		commits: decode.NewPgOutput(), buffers: b, spill: sp,
+		keep: min(limit/8, maxKept), block: int(min(max(limit/64, minBlock), maxBlock)),
+	}
 }
+
+const (
+	// maxKept is the most of one open transaction that stays in memory where
+	// there is a spill: what is larger is streamed from it anyway.
+	maxKept  = 16 << 20
+	minBlock = 4 << 10
+	maxBlock = 256 << 10
+)
 
 // inTransaction tells whether a BEGIN is open.
 func (a *assembler) inTransaction() bool { return a.open != nil }
@@ -75,6 +130,91 @@ func (a *assembler) held() int64 {
 		return 0
 	}
 	return a.open.size()
+}
+
+// drop gives up the open transaction: its connection has ended, and the next
+// one brings it again.
+func (a *assembler) drop() {
+	if a.open == nil {
+		return
+	}
+	if a.spill != nil {
+		a.spill.release(a.open.spilled)
+	}
+	a.open = nil
+}
+
+// append adds a message to the open transaction, and sends what is full to the
+// spill once the transaction is larger than keep. What the spill does not take
+// stays in memory, for the reader to judge.
+func (a *assembler) append(msg []byte) {
+	tx := a.open
+	need := 4 + len(msg)
+	last := len(tx.blocks) - 1
+	full := last >= 0 && len(tx.blocks[last]) > 0 && len(tx.blocks[last])+need > a.block
+	switch {
+	case last < 0:
+		tx.blocks = append(tx.blocks, a.buffers.get())
+		last++
+	case full:
+		next := a.buffers.get()
+		if cap(next) < need {
+			next = make([]byte, 0, max(a.block, need))
+		}
+		tx.blocks = append(tx.blocks, next)
+		last++
+	}
+	b := binary.BigEndian.AppendUint32(tx.blocks[last], uint32(len(msg))) //nolint:gosec // a wire message is below 1 GiB
+	tx.blocks[last] = append(b, msg...)
+	tx.bytes += int64(need)
+	tx.memory += int64(need)
+	if a.spill == nil || (tx.memory <= a.keep && len(tx.spilled) == 0) || (!full && need <= a.block) {
+		return
+	}
+	a.spillErr = tx.toSpill(a.spill, a.buffers, last)
+	if need > a.block && a.spillErr == nil { // a block of its own, and a large one
+		a.spillErr = tx.toSpill(a.spill, a.buffers, 1)
+	}
+}
+
+// toSpill moves the first n blocks in memory into the spill.
+func (t *transaction) toSpill(sp *spill, b *buffers, n int) error {
+	for range n {
+		e, err := sp.write(t.blocks[0])
+		if err != nil {
+			return err
+		}
+		t.spilled = append(t.spilled, e)
+		crash.Here(crash.PgSpill)
+		t.memory -= e.length
+		b.put(t.blocks[0])
+		t.blocks[0] = nil
+		t.blocks = t.blocks[1:]
+	}
+	return nil
+}
+
+// tooLarge is the error for an open transaction that does not fit although
+// nothing else is held.
+func (a *assembler) tooLarge(limit int64) error {
+	what := fmt.Sprintf("xid %d, commit at LSN %s", a.open.xid, decode.FormatLSN(a.open.commit))
+	received := fmt.Sprintf("%d bytes in %d rows are received and its COMMIT is still to come", a.open.bytes, a.open.rows)
+	switch {
+	case a.spillErr != nil && !errors.Is(a.spillErr, errSpillFull):
+		return fmt.Errorf("transaction (%s) is larger than memory allows (%d bytes) and cannot be spilled; %s: %w", what, limit, received, a.spillErr)
+	case a.spill == nil:
+		return &decode.Refusal{
+			Reason: decode.ReasonLimit, What: "transaction", Where: what,
+			Why: fmt.Sprintf("it is larger than %d bytes: %s", limit, received), Expected: "every transaction to fit into PGSOURCE_MEMORY_LIMIT where there is no spill",
+			Do: "set PGSOURCE_SPILL_DIR and PGSOURCE_SPILL_LIMIT, or raise PGSOURCE_MEMORY_LIMIT; the slot keeps its position and the transaction is read again",
+		}
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonLimit, What: "transaction", Where: what,
+		Why:      fmt.Sprintf("it is larger than the spill (%d bytes) and memory (%d bytes): %s", a.spill.limit, limit, received),
+		Expected: "every transaction to fit into PGSOURCE_SPILL_LIMIT",
+		Do:       "raise PGSOURCE_SPILL_LIMIT; the slot keeps its position and the transaction is read again",
+	}
 }
 
 // add takes one pgoutput message and returns the transaction that it
@@ -92,7 +232,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		if a.open != nil {
 			return nil, outOfOrder("BEGIN", m.CommitLSN, "another transaction is open")
 		}
-		a.open = &transaction{xid: m.XID, received: now, frames: a.buffers.get()}
+		a.open, a.spillErr = &transaction{xid: m.XID, commit: m.CommitLSN, received: now}, nil
 		crash.Here(crash.PgBegin)
 		return nil, nil
 	case decode.MsgCommit:
@@ -113,14 +253,6 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		if a.open == nil {
 			return nil, outOfOrder(fmt.Sprintf("message %q", msg[0]), 0, "no transaction is open")
 		}
-		if held := a.held() + int64(len(msg)) + 4; held > a.limit {
-			return nil, &decode.Refusal{
-				Reason: decode.ReasonLimit, What: "transaction", Where: fmt.Sprintf("xid %d", a.open.xid),
-				Why:      fmt.Sprintf("it is larger than %d bytes with %d rows received and its COMMIT still to come", a.limit, a.open.rows),
-				Expected: "every transaction to fit into PGSOURCE_MEMORY_LIMIT",
-				Do:       "raise PGSOURCE_MEMORY_LIMIT; the slot keeps its position and the transaction is read again",
-			}
-		}
 		if kind != decode.MsgRelation && kind != decode.MsgType {
 			a.open.rows++
 		}
@@ -129,8 +261,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 				return nil, err
 			}
 		}
-		a.open.frames = binary.BigEndian.AppendUint32(a.open.frames, uint32(len(msg))) //nolint:gosec // a wire message is below 1 GiB
-		a.open.frames = append(a.open.frames, msg...)
+		a.append(msg)
 		crash.Here(crash.PgBuffer)
 		return nil, nil
 	}
@@ -147,19 +278,19 @@ func outOfOrder(what string, lsn uint64, why string) error {
 	return r
 }
 
-// Bounds of the spare buffers: enough for a steady stream of transactions of
-// usual size, and no more memory than this is kept for nothing.
-const (
-	spareBuffers    = 64
-	spareBufferSize = 1 << 20
-)
+// spareBufferSize bounds one spare buffer, so that a rare large row does not
+// keep its memory.
+const spareBufferSize = 1 << 20
 
 // buffers keeps the memory of delivered transactions for the next ones:
 // growing a buffer row by row copies every row about twice and leaves the rest
 // to the garbage collector.
 type buffers struct {
+	limit int64 // of all spare ones
+
 	mu    sync.Mutex
 	spare [][]byte
+	bytes int64
 }
 
 func (b *buffers) get() []byte {
@@ -171,102 +302,19 @@ func (b *buffers) get() []byte {
 	}
 	buf := b.spare[n-1]
 	b.spare = b.spare[:n-1]
+	b.bytes -= int64(cap(buf))
 	return buf
 }
 
 func (b *buffers) put(buf []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.spare) < spareBuffers && cap(buf) > 0 && cap(buf) <= spareBufferSize {
+	if n := int64(cap(buf)); n > 0 && n <= spareBufferSize && b.bytes+n <= b.limit && len(b.spare) < maxSpare {
 		b.spare = append(b.spare, buf[:0])
+		b.bytes += n
 	}
 }
 
-// queue holds the transactions that were received whole and wait for
-// delivery, and counts the memory of everything that was received and not yet
-// accepted. It is bounded by its users: the reader disconnects when the
-// memory is used up.
-type queue struct {
-	buffers *buffers
-
-	mu      sync.Mutex
-	waiting []*transaction
-	// bytes is the memory of the waiting transactions and of those that were
-	// taken and not yet released.
-	bytes   int64
-	arrived signal
-	emptied signal
-}
-
-func newQueue() *queue {
-	return &queue{buffers: new(buffers), arrived: newSignal(), emptied: newSignal()}
-}
-
-func (q *queue) push(tx *transaction) {
-	q.mu.Lock()
-	q.waiting = append(q.waiting, tx)
-	q.bytes += tx.size()
-	q.mu.Unlock()
-	q.arrived.set()
-}
-
-// take removes whole transactions from the front: the first one always, more
-// while the sum stays within rows and bytes. It returns nil when none waits.
-func (q *queue) take(rows, bytes int) []*transaction {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	n, sumRows, sumBytes := 0, 0, 0
-	for n < len(q.waiting) {
-		tx := q.waiting[n]
-		sumRows += tx.rows
-		sumBytes += len(tx.frames)
-		if n > 0 && (sumRows > rows || sumBytes > bytes) {
-			break
-		}
-		n++
-	}
-	taken := q.waiting[:n:n]
-	q.waiting = q.waiting[n:]
-	return taken
-}
-
-// oldest gives when the first waiting transaction was received and whether
-// the waiting ones fill a batch already.
-func (q *queue) oldest(rows, bytes int) (received time.Time, full, any bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.waiting) == 0 {
-		return time.Time{}, false, false
-	}
-	sumRows, sumBytes := 0, 0
-	for _, tx := range q.waiting {
-		sumRows += tx.rows
-		sumBytes += len(tx.frames)
-		if sumRows >= rows || sumBytes >= bytes {
-			full = true
-			break
-		}
-	}
-	return q.waiting[0].received, full, true
-}
-
-// release gives back the memory of transactions that take returned.
-func (q *queue) release(txs []*transaction) {
-	q.mu.Lock()
-	for _, tx := range txs {
-		q.bytes -= tx.size()
-		q.buffers.put(tx.frames)
-		tx.frames = nil
-	}
-	empty := q.bytes == 0
-	q.mu.Unlock()
-	if empty {
-		q.emptied.set()
-	}
-}
-
-func (q *queue) held() int64 {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.bytes
-}
+// maxSpare bounds the number of spare buffers: a small transaction that gets a
+// large one holds more memory than it is counted with.
+const maxSpare = 64

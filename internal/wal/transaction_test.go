@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"pgregory.net/rapid"
 
 	"holdfast/internal/decode"
 )
@@ -28,7 +27,7 @@ func commitMsg(end uint64) []byte {
 
 func TestAssemblerKeepsWholeTransactions(t *testing.T) {
 	t.Parallel()
-	a := newAssembler(1<<20, new(buffers))
+	a := newAssembler(1<<20, new(buffers), nil)
 	now := time.Now()
 	buf := []byte("I first row")
 	for _, msg := range [][]byte{beginMsg(7), []byte("R relation"), buf, []byte("Y type"), []byte("O origin"), []byte("M message"), []byte("D second row")} {
@@ -55,7 +54,6 @@ func TestAssemblerKeepsWholeTransactions(t *testing.T) {
 
 func TestAssemblerRefuses(t *testing.T) {
 	t.Parallel()
-	big := []byte("I" + strings.Repeat("x", 600))
 	for name, msgs := range map[string][][]byte{
 		"row outside a transaction":  {[]byte("I row")},
 		"commit without begin":       {commitMsg(1)},
@@ -65,11 +63,10 @@ func TestAssemblerRefuses(t *testing.T) {
 		"stream start of version 2":  {[]byte("S")},
 		"damaged begin":              {[]byte("B12")},
 		"damaged commit":             {beginMsg(1), []byte("C12")},
-		"more than memory allows":    {beginMsg(1), big, big},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := newAssembler(1000, new(buffers))
+			a := newAssembler(1<<20, new(buffers), nil)
 			var err error
 			for _, msg := range msgs {
 				if _, err = a.add(msg, time.Now()); err != nil {
@@ -82,58 +79,6 @@ func TestAssemblerRefuses(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Batches are whole transactions, in order, none lost and none twice; the
-// limits hold except for a transaction that is above them alone; memory is
-// counted until it is released.
-func TestQueueAgainstList(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		q := newQueue()
-		var waiting, taken []*transaction
-		t.Repeat(map[string]func(*rapid.T){
-			"push": func(t *rapid.T) {
-				tx := &transaction{rows: rapid.IntRange(0, 5).Draw(t, "rows"), frames: make([]byte, rapid.IntRange(1, 50).Draw(t, "bytes"))}
-				q.push(tx)
-				waiting = append(waiting, tx)
-			},
-			"take": func(t *rapid.T) {
-				rowLimit, byteLimit := rapid.IntRange(1, 8).Draw(t, "rows"), rapid.IntRange(1, 100).Draw(t, "bytes")
-				got := q.take(rowLimit, byteLimit)
-				if (len(got) == 0) != (len(waiting) == 0) {
-					t.Fatalf("took %d of %d", len(got), len(waiting))
-				}
-				rows, bytes := 0, 0
-				for i, tx := range got {
-					if tx != waiting[i] {
-						t.Fatal("another order than received")
-					}
-					rows, bytes = rows+tx.rows, bytes+len(tx.frames)
-				}
-				if len(got) > 1 && (rows > rowLimit || bytes > byteLimit) {
-					t.Fatalf("%d transactions with %d rows and %d bytes above the limits %d and %d", len(got), rows, bytes, rowLimit, byteLimit)
-				}
-				if n := len(got); n < len(waiting) && n > 0 && rows+waiting[n].rows <= rowLimit && bytes+len(waiting[n].frames) <= byteLimit {
-					t.Fatal("another transaction would have fitted")
-				}
-				waiting, taken = waiting[len(got):], append(taken, got...)
-			},
-			"release": func(*rapid.T) {
-				q.release(taken)
-				taken = nil
-			},
-			"": func(t *rapid.T) {
-				var want int64
-				for _, tx := range append(taken[:len(taken):len(taken)], waiting...) {
-					want += tx.size()
-				}
-				if q.held() != want {
-					t.Fatalf("held %d, want %d", q.held(), want)
-				}
-			},
-		})
-	})
 }
 
 func TestQuoting(t *testing.T) {

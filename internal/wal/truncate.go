@@ -62,18 +62,21 @@ func (t *transaction) addTruncate(msg []byte) error {
 //
 // is in order. A crash anywhere in it leads to the same again: the transaction
 // is not acknowledged before all of it is completed.
-func (d *deliverer) deliverParts(work context.Context, txs []*transaction) error {
+func (d *deliverer) deliverParts(work, finish context.Context, txs []*transaction) error {
 	for len(txs) > 0 {
 		n := 1
 		for n < len(txs) && !d.empties(txs[n]) {
 			n++
 		}
 		if d.empties(txs[0]) {
+			if err := d.commitEarly(finish); err != nil {
+				return err
+			}
 			if err := d.emptyTables(work, txs[0]); err != nil {
 				return err
 			}
 		}
-		if err := d.deliver(work, txs[:n]); err != nil {
+		if err := d.deliver(work, finish, txs[:n]); err != nil {
 			return err
 		}
 		txs = txs[n:]
@@ -211,7 +214,9 @@ func (d *deliverer) truncate(m *decode.Message, tx *transaction) error {
 	}
 	switch d.cfg.Truncate {
 	case TruncateIgnore:
-		d.cfg.Metrics.truncates.Inc()
+		if !d.rehearsing {
+			d.cfg.Metrics.truncates.Inc()
+		}
 		return nil
 	case TruncateDeleteAll:
 		for _, rel := range m.Truncated {

@@ -6,9 +6,9 @@
 //
 // What it promises: at least once, in commit order per table, while the
 // pipeline keeps its state. A crash at any point replays what was not
-// confirmed; tables with a PRIMARY KEY converge. What it does not promise
-// yet: that the rows of one transaction in several tables become visible at
-// the same instant.
+// confirmed; tables with a PRIMARY KEY converge. The rows of one transaction
+// become visible at the same instant where the intent to open a transaction of
+// the pipeline can be made durable.
 //
 // The goroutines of one run, each waited for by [Source.Run]:
 //
@@ -66,6 +66,8 @@ const (
 	CheckSlot        = "slot"        // the slot holds the WAL that is needed
 	CheckState       = "state"       // the destination still has what it acknowledged
 	CheckStore       = "state store" // positions can be made durable
+	CheckSpill       = "spill"       // what does not fit into memory has a place
+	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
 )
 
 // The phases that a Source goes through.
@@ -99,9 +101,18 @@ type Config struct {
 	BatchAge time.Duration
 	// InFlight bounds the batches that are accepted but not completed.
 	InFlight int
-	// MemoryLimit bounds the bytes of pgoutput held: transactions being
-	// assembled and transactions waiting for delivery.
+	// MemoryLimit bounds the bytes of pgoutput held in memory: transactions
+	// being assembled and transactions waiting for delivery.
 	MemoryLimit int64
+	// SpillLimit bounds the bytes on disk of what does not fit into memory; 0 is
+	// no spill. SpillDir is where they lie; "" is /var/tmp where that can be
+	// used, and no spill where it cannot.
+	SpillLimit int64
+	SpillDir   string
+	// TableAtomicity lets the rows of one transaction become visible table by
+	// table and request by request. By default they become visible together, in
+	// a transaction of the pipeline where it takes more than one request.
+	TableAtomicity bool
 	// StallTimeout is how long the wire may be silent before the connection
 	// counts as dead.
 	StallTimeout time.Duration
@@ -170,6 +181,8 @@ type Source struct {
 	types typeCache
 	// keeper holds the state. It is set by Run before anything else happens.
 	keeper *keeper
+	// spill is set while Run runs; nil for none.
+	spill *spill
 }
 
 // New makes a Source. It connects to nothing.
@@ -181,6 +194,8 @@ func New(cfg Config) (*Source, error) {
 		return nil, errors.New("wal: Pipeline, Logger and Metrics are required")
 	case cfg.BatchRows <= 0, cfg.BatchBytes <= 0, cfg.InFlight <= 0, cfg.MemoryLimit <= 0:
 		return nil, errors.New("wal: BatchRows, BatchBytes, InFlight and MemoryLimit must be positive")
+	case cfg.SpillLimit < 0:
+		return nil, errors.New("wal: SpillLimit must not be negative")
 	case cfg.StallTimeout <= 0, cfg.ShutdownTimeout < 0:
 		return nil, errors.New("wal: StallTimeout must be positive, ShutdownTimeout not negative")
 	}
@@ -223,6 +238,14 @@ func (s *Source) Run(ctx context.Context) error {
 	if s.cfg.Intents == nil {
 		s.cfg.Intents = s.keeper
 	}
+	sp, err := s.openSpill()
+	if err != nil {
+		return err
+	}
+	if sp != nil {
+		s.spill = sp
+		defer s.closeSpill(ctx)
+	}
 	retry := newBackOff()
 	for {
 		s.cfg.Phase(PhaseConnecting)
@@ -234,6 +257,7 @@ func (s *Source) Run(ctx context.Context) error {
 			}
 		}
 		var changed *feldera.IncarnationChanged
+		var again *replayError
 		switch {
 		case err == nil || ctx.Err() != nil:
 			return stopped(ctx, err)
@@ -243,6 +267,8 @@ func (s *Source) Run(ctx context.Context) error {
 			}
 		case errors.Is(err, errOtherServer):
 			s.log.WarnContext(ctx, "the attempt is over, the next one begins at the bookmark", "err", err)
+		case errors.As(err, &again):
+			s.readAgain(ctx, again)
 		default:
 			return err
 		}
@@ -250,6 +276,21 @@ func (s *Source) Run(ctx context.Context) error {
 			return stopped(ctx, err)
 		}
 	}
+}
+
+// replayError is a fault after which everything that is not acknowledged is read
+// from the slot again, in the same process.
+type replayError struct{ err error }
+
+func (e *replayError) Error() string { return e.err.Error() }
+
+func (e *replayError) Unwrap() error { return e.err }
+
+// readAgain says that it happens.
+func (s *Source) readAgain(ctx context.Context, why *replayError) {
+	s.cfg.Metrics.retries.WithLabelValues("attempt").Inc()
+	s.log.ErrorContext(ctx, "everything that is not acknowledged is read from the slot and delivered again", "err", why.err)
+	s.cfg.Report(Status{Check: CheckSource, Message: "reading again what is not acknowledged: " + why.Error()})
 }
 
 // prepareUntilReady repeats prepare until it succeeds, is refused, or ctx

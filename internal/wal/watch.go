@@ -159,8 +159,9 @@ func (a *attempt) watchPipeline(work context.Context) {
 			switch {
 			case !st.OK:
 				st.Hint = "resume the pipeline; rows wait and the LSN does not move meanwhile"
+			case stats.Transaction.Open() && a.isOurs(&stats.Transaction):
+				st.Message = "our " + stats.Transaction.String()
 			case stats.Transaction.Open():
-				// Not ours: pgsource opens none.
 				st.OK, st.Message = false, "blocked: "+stats.Transaction.String()
 				st.Hint = "whoever opened it must commit it, with POST …/commit_transaction; the LSN does not move meanwhile"
 			}

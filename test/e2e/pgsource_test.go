@@ -40,6 +40,9 @@ func stateFile(pg *harness.Postgres) string { return filepath.Join(pg.Dir(), "pg
 
 func startPgsource(t *testing.T, env map[string]string) *harness.Daemon {
 	t.Helper()
+	if env["PGSOURCE_SPILL_DIR"] == "" {
+		env = merged(env, map[string]string{"PGSOURCE_SPILL_DIR": t.TempDir()})
+	}
 	return harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Race: true}, harness.DaemonOptions{Env: env, ListenVar: "PGSOURCE_LISTEN"})
 }
 
@@ -289,7 +292,9 @@ func TestPgsourceStopsClean(t *testing.T) {
 func TestPgsourceLeavesWhenMemoryIsFull(t *testing.T) {
 	t.Parallel()
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
-	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_MEMORY_LIMIT": "1MiB", "PGSOURCE_BATCH_BYTES": "256KiB"}))
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_MEMORY_LIMIT": "1MiB", "PGSOURCE_BATCH_BYTES": "256KiB", "PGSOURCE_SPILL_DIR": "off",
+	}))
 	waitHealthy(t, d)
 	sim.Kill()
 	for i := range 40 {

@@ -1,0 +1,395 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"holdfast/internal/crash"
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// The events of a transaction of the pipeline, as the metric names them.
+const (
+	txBegun     = "begun"
+	txResumed   = "resumed"
+	txCommitted = "committed"
+	txTaken     = "taken"
+)
+
+// opened is a transaction of the pipeline that rows are being sent into. While
+// it is open nothing in the pipeline completes, whoever sent it.
+type opened struct {
+	tx *feldera.Transaction
+	// through is the end LSN of the last Postgres transaction that belongs in
+	// it: before, it must not be committed.
+	through uint64
+	// sum is everything that was sent into it; nil for nothing yet.
+	sum *batch
+}
+
+// add takes a batch whose rows are all in.
+func (o *opened) add(b *batch) {
+	if o.sum == nil {
+		o.sum = b
+		return
+	}
+	o.sum.last, o.sum.end = b.last, b.end
+	for _, t := range b.tokens {
+		o.sum.keep(t.out, t.token)
+	}
+}
+
+// ourTransaction names a transaction of the pipeline as ours, for whoever looks
+// at the pipeline's state.
+type ourTransaction struct {
+	incarnation string
+	id          int64
+}
+
+// isOurs tells whether the pipeline's open transaction is the one that this
+// process opened last.
+func (a *attempt) isOurs(st *feldera.TransactionState) bool {
+	ours := a.ours.Load()
+	return ours != nil && ours.incarnation == st.Incarnation && ours.id == st.ID
+}
+
+// finishing gives the context for what must be brought to its end although work
+// has ended: it lives on for ShutdownTimeout. A transaction that is left open
+// would stop the whole pipeline until the next start.
+func (d *deliverer) finishing(work, hard context.Context) (context.Context, context.CancelFunc) {
+	finish, cancel := context.WithCancelCause(hard)
+	stop := context.AfterFunc(work, func() {
+		timer := time.NewTimer(d.cfg.ShutdownTimeout)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel(fmt.Errorf("PGSOURCE_SHUTDOWN_TIMEOUT (%v) has passed", d.cfg.ShutdownTimeout))
+		case <-finish.Done():
+		}
+	})
+	return finish, func() { stop(); cancel(nil) }
+}
+
+// lookBack finds out how the attempt begins: what the pipeline can, and
+// whether a transaction of ours is open in it, of a process that died or of an
+// attempt that ended in the middle. That one is sent into again, from what was
+// acknowledged on, and committed when all that belongs in it is in.
+func (d *deliverer) lookBack(work context.Context) error {
+	incarnation, err := d.canOpen(work)
+	if err != nil {
+		return err
+	}
+	// Nothing above the server's position at the start of the attempt can have
+	// been sent before, however far ahead the record of it runs.
+	d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
+	in := d.cfg.Intents.Intent()
+	if in.Incarnation != incarnation {
+		return nil
+	}
+	tx, err := d.cfg.Pipeline.Resume(work, feldera.Intent{Incarnation: in.Incarnation, ID: in.ID})
+	if err != nil {
+		return fmt.Errorf("look for an open transaction of ours: %w", err)
+	}
+	if tx == nil {
+		return nil
+	}
+	d.opened = &opened{tx: tx, through: max(in.Through, d.replay)}
+	d.nowOpen(txResumed)
+	d.a.s.log.WarnContext(work, "a transaction of ours is open in the pipeline, from before: its rows are sent again into it, then it is committed",
+		"transaction", tx.Intent().ID, "lsn", decode.FormatLSN(d.opened.through))
+	return nil
+}
+
+// canOpen gives the pipeline's incarnation, and says what becomes visible
+// together.
+func (d *deliverer) canOpen(work context.Context) (incarnation string, err error) {
+	retry := newBackOff()
+	for {
+		st, err := d.cfg.Pipeline.TransactionState(work)
+		if err == nil {
+			d.sayAtomicity(&st)
+			return st.Incarnation, nil
+		}
+		var refused *decode.Refusal
+		if errors.As(err, &refused) || work.Err() != nil {
+			return "", err
+		}
+		d.a.s.reportFailure(CheckDestination, err)
+		d.cfg.Beat()
+		if err := sleep(work, retry.NextBackOff()); err != nil {
+			return "", err
+		}
+	}
+}
+
+// sayAtomicity shows what of a transaction becomes visible together.
+func (d *deliverer) sayAtomicity(st *feldera.TransactionState) {
+	status := Status{Check: CheckAtomicity, OK: true}
+	switch {
+	case !d.atomic:
+		status.Message = "table: the rows of one transaction become visible table by table, as PGSOURCE_ATOMICITY=table says"
+	case !d.cfg.intentsLast():
+		d.atomic = false
+		status.Message = "table: the rows of one transaction become visible table by table, since no state is kept in which a transaction that a crash leaves open could be known again"
+		status.Hint = "give pgsource a place for its state, or set PGSOURCE_ATOMICITY=table"
+		d.a.s.log.Warn("no state is kept: the rows of one transaction become visible table by table, and those of a large one request by request")
+	case st.Status == "":
+		d.atomic = false
+		status.Message = "table: the rows of one transaction become visible table by table, since this pipeline reports no transactions"
+		status.Hint = "use a build of Feldera with transactions, or set PGSOURCE_ATOMICITY=table"
+		d.a.s.log.Error("this pipeline reports no transactions: the rows of one transaction become visible table by table, and those of a large one request by request")
+	default:
+		status.Message = "transaction: the rows of one transaction become visible together"
+	}
+	d.cfg.Report(status)
+}
+
+// open begins a transaction of the pipeline, if none is open, for the
+// transactions up to end. It waits while somebody else's is open.
+func (d *deliverer) open(work context.Context, end uint64) error {
+	if d.opened != nil {
+		return nil
+	}
+	through := max(end, d.replay)
+	last := d.cfg.Intents.Intent()
+	var own *feldera.Intent
+	if last.Incarnation != "" {
+		own = &feldera.Intent{Incarnation: last.Incarnation, ID: last.ID}
+	}
+	var tx *feldera.Transaction
+	err := d.patiently(func() (err error) {
+		tx, err = d.cfg.Pipeline.Begin(work, own, func(ctx context.Context, in feldera.Intent) error {
+			err := d.cfg.Intents.RecordIntent(ctx, Intent{Incarnation: in.Incarnation, ID: in.ID, Through: through})
+			crash.Here(crash.PgIntent)
+			return err
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("begin a transaction of the pipeline for the transactions up to LSN %s: %w", decode.FormatLSN(end), err)
+	}
+	d.opened = &opened{tx: tx, through: through}
+	if tx.Resumed() {
+		d.opened.through = max(through, last.Through)
+		d.nowOpen(txResumed)
+		return nil
+	}
+	d.nowOpen(txBegun)
+	return nil
+}
+
+func (d *deliverer) nowOpen(event string) {
+	crash.Here(crash.PgTxOpen)
+	in := d.opened.tx.Intent()
+	d.a.ours.Store(&ourTransaction{in.Incarnation, in.ID})
+	d.cfg.Metrics.transactionSince.Store(time.Now().UnixNano())
+	d.cfg.Metrics.destinationTx.WithLabelValues(event).Inc()
+}
+
+// commit ends the open transaction when the pipeline has taken all of its rows,
+// and leaves them in flight. After an error it may be open still, and its
+// intent is recorded.
+func (d *deliverer) commit(finish context.Context) error {
+	o := d.opened
+	if o.sum != nil {
+		for _, t := range o.sum.tokens {
+			o.tx.Sent(t.token)
+		}
+	}
+	err := d.patiently(func() error { return o.tx.Commit(finish, nil) })
+	switch {
+	case errors.Is(err, feldera.ErrTaken):
+		// The rows are in, but not as one. Sent again as one, they become so.
+		d.opened = nil
+		d.nowClosed(txTaken)
+		return &replayError{err}
+	case err != nil:
+		return fmt.Errorf("commit the pipeline's transaction %d (transactions up to LSN %s): %w", o.tx.Intent().ID, decode.FormatLSN(o.through), err)
+	}
+	crash.Here(crash.PgTxCommitted)
+	d.opened, d.replay = nil, 0
+	d.nowClosed(txCommitted)
+	if o.sum != nil {
+		d.watch(o.sum)
+	}
+	return nil
+}
+
+// commitEarly ends a transaction that is sent into again before all that
+// belongs in it is in: a table is to be emptied, and what a query says of its
+// keys holds for what is completed. Rows of later transactions that are in it
+// already become visible now.
+func (d *deliverer) commitEarly(finish context.Context) error {
+	if d.opened == nil {
+		return nil
+	}
+	d.a.s.log.WarnContext(finish, "the pipeline's transaction is committed before all of its rows are sent again, for a TRUNCATE",
+		"transaction", d.opened.tx.Intent().ID, "lsn", decode.FormatLSN(d.opened.through))
+	return d.commit(finish)
+}
+
+func (d *deliverer) nowClosed(event string) {
+	d.cfg.Metrics.transactionSince.Store(0)
+	d.cfg.Metrics.destinationTx.WithLabelValues(event).Inc()
+}
+
+// patiently runs fn, which waits for the pipeline, and feeds the watchdog
+// meanwhile: that wait is no hang.
+func (d *deliverer) patiently(fn func() error) error {
+	done := make(chan struct{})
+	fed := make(chan struct{})
+	go func() {
+		defer close(fed)
+		turn := time.NewTicker(idleTurn)
+		defer turn.Stop()
+		for {
+			select {
+			case <-turn.C:
+				d.lookAround()
+			case <-done:
+				return
+			}
+		}
+	}()
+	defer func() { close(done); <-fed }()
+	return fn()
+}
+
+// leftOpen says that the deliverer ends with a transaction open.
+func (d *deliverer) leftOpen(work context.Context) {
+	if d.opened == nil {
+		return
+	}
+	d.a.s.log.ErrorContext(work, "the pipeline's transaction that pgsource opened stays open: nothing in the pipeline completes until pgsource is started again and commits it",
+		"transaction", d.opened.tx.Intent().ID, "lsn", decode.FormatLSN(d.opened.through))
+}
+
+// isLarge tells whether a transaction may need more than one request for one
+// table.
+func (d *deliverer) isLarge(tx *transaction) bool {
+	return tx.rows > d.cfg.BatchRows || tx.bytes > int64(d.cfg.BatchBytes)
+}
+
+// rehearse encodes a transaction as stream does, sends nothing, and tells how
+// many requests it takes. What was opened cannot be taken back: a row that is
+// refused has to be found before. What it learned of relations is forgotten,
+// since the rows are read once more.
+func (d *deliverer) rehearse(work context.Context, tx *transaction) (requests int, err error) {
+	decoder, routes, strangers := d.decoder, d.routes, d.strangers
+	d.decoder, d.routes, d.strangers = decoder.Clone(), maps.Clone(routes), maps.Clone(strangers)
+	d.rehearsing = true
+	for _, out := range d.outputs {
+		out.array.Quiet = true
+	}
+	defer func() {
+		d.decoder, d.routes, d.strangers = decoder, routes, strangers
+		d.rehearsing = false
+		for _, out := range d.outputs {
+			out.empty()
+			out.array.Quiet = false
+		}
+	}()
+	err = d.inRequests(work, tx, func(*output) error { requests++; return nil })
+	return requests, err
+}
+
+// stream sends a large transaction in as many requests as it takes, in the
+// order of its rows for each table: in one transaction of the pipeline, or one
+// by one where that is not wanted.
+func (d *deliverer) stream(work, finish context.Context, tx *transaction) error {
+	b := &batch{first: tx.ticket, last: tx.ticket, end: tx.end}
+	d.owe(b)
+	ctx := work
+	if d.opened != nil || d.atomic {
+		if err := d.open(work, tx.end); err != nil {
+			return err
+		}
+		ctx = finish
+	}
+	err := d.inRequests(ctx, tx, func(out *output) error { return d.post(ctx, out, b) })
+	if errors.Is(err, errSpillDamaged) {
+		d.cfg.Metrics.spillFaults.WithLabelValues(spillFault(err)).Inc()
+		return &replayError{err}
+	}
+	if err != nil {
+		return err
+	}
+	return d.sent(ctx, b)
+}
+
+// lookEvery is after how many bytes of messages the arrays are looked at, at
+// the latest.
+const lookEvery = 16 << 10
+
+// inRequests encodes a transaction row by row and calls send with each output
+// that is full, and in the end with each that has rows.
+func (d *deliverer) inRequests(ctx context.Context, tx *transaction, send func(*output) error) error {
+	for _, out := range d.outputs {
+		out.empty()
+	}
+	d.superseded = nil
+	if d.empties(tx) {
+		d.superseded = maps.Clone(tx.truncated)
+	}
+	// room is how many more rows fit into the fullest array.
+	room, unseen := 0, 0
+	flush := func(all bool) error {
+		sum := 0
+		for _, out := range d.outputs {
+			sum += out.array.Bytes()
+			out.count()
+		}
+		all = all || sum > 2*d.cfg.BatchBytes
+		room, unseen = d.cfg.BatchRows, 0
+		for _, out := range d.outputs {
+			rows := out.array.Rows()
+			if rows == 0 || (!all && rows < d.cfg.BatchRows && out.array.Bytes() < d.cfg.BatchBytes) {
+				room = min(room, d.cfg.BatchRows-rows)
+				continue
+			}
+			if err := send(out); err != nil {
+				return err
+			}
+			out.empty()
+		}
+		return nil
+	}
+	if err := flush(false); err != nil {
+		return err
+	}
+	err := tx.each(func(msg []byte) error {
+		if err := d.row(ctx, msg, tx); err != nil {
+			return err
+		}
+		room--
+		unseen += len(msg)
+		if room > 0 && unseen < lookEvery {
+			return nil
+		}
+		d.cfg.Beat()
+		return flush(false)
+	})
+	if err != nil {
+		return err
+	}
+	return flush(true)
+}
+
+// empty makes the output ready for its next array.
+func (out *output) empty() {
+	out.array.Reset()
+	clear(out.counts)
+	clear(out.pending)
+}
+
+// count takes the pending rows as those of the array.
+func (out *output) count() {
+	for c, rows := range out.pending {
+		out.counts[c] += rows
+	}
+	clear(out.pending)
+}
