@@ -127,10 +127,16 @@ func (d *PgOutput) Decode(msg []byte) (*Message, error) {
 		d.msg.CommitTime = pgTime(c.uint64())
 		d.msg.XID = c.uint32()
 	case MsgCommit:
-		c.uint8() // flags, always 0
+		flags := c.uint8()
 		d.msg.CommitLSN = c.uint64()
 		d.msg.EndLSN = c.uint64()
 		d.msg.CommitTime = pgTime(c.uint64())
+		switch {
+		case flags != 0:
+			err = malformed("commit", fmt.Sprintf("its flags are %#x, not 0", flags))
+		case d.msg.EndLSN < d.msg.CommitLSN:
+			err = malformed("commit", "it ends at LSN "+FormatLSN(d.msg.EndLSN)+", before it begins at "+FormatLSN(d.msg.CommitLSN))
+		}
 	case MsgOrigin:
 		c.uint64()
 		c.name()
@@ -157,6 +163,9 @@ func (d *PgOutput) Decode(msg []byte) (*Message, error) {
 			Why:      fmt.Sprintf("its kind is %q", msg[0]),
 			Expected: "a message of protocol version 1 (one of BCOYRIUDTM)",
 		}
+	}
+	if c.badName {
+		return nil, malformed("pgoutput message "+string(msg[0]), "a name in it is not UTF-8")
 	}
 	if c.short {
 		return nil, malformed("pgoutput message "+string(msg[0]), fmt.Sprintf("it ends inside a field (%d bytes)", len(msg)))
@@ -212,17 +221,25 @@ func (d *PgOutput) relation(c *cursor) error {
 	default:
 		return malformed("relation "+rel.String(), fmt.Sprintf("its replica identity is %q", byte(rel.Identity)))
 	}
-	// A column takes at least 10 bytes: flags, empty name, type, modifier.
-	if n > maxColumns || n*10 > len(c.buf) {
+	if rel.Name == "" {
+		return malformed("relation", fmt.Sprintf("number %d has no name", rel.ID))
+	}
+	// A column takes at least 11 bytes: flags, a name of one, type, modifier.
+	if n > maxColumns || n*11 > len(c.buf) {
 		return malformed("relation "+rel.String(), fmt.Sprintf("it claims %d columns in %d bytes", n, len(c.buf)))
 	}
 	rel.Columns = make([]Column, n)
+	seen := make(map[string]bool, n)
 	for i := range rel.Columns {
 		col := &rel.Columns[i]
 		col.Key = c.uint8()&1 != 0
 		col.Name = c.name()
 		col.TypeOID = c.uint32()
 		col.TypeModifier = int32(c.uint32()) //nolint:gosec // -1 is sent as 0xFFFFFFFF
+		if !c.short && (col.Name == "" || seen[col.Name]) {
+			return malformed("relation "+rel.String(), fmt.Sprintf("it has a column without a name, or two named %q", col.Name))
+		}
+		seen[col.Name] = true
 	}
 	if c.short {
 		return nil
@@ -466,6 +483,8 @@ func malformed(what, why string) *Refusal {
 type cursor struct {
 	buf   []byte
 	short bool
+	// badName: a name is not UTF-8. It sets short too, so that nobody goes on.
+	badName bool
 }
 
 func (c *cursor) take(n int) []byte {
@@ -519,7 +538,7 @@ func (c *cursor) name() string {
 		if c.buf[i] == 0 {
 			b := c.take(i + 1)
 			if !utf8.Valid(b) {
-				c.short = true
+				c.short, c.badName = true, true
 			}
 			return string(b[:i])
 		}
