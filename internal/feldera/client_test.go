@@ -2,6 +2,8 @@ package feldera
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +11,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -143,6 +147,37 @@ func TestTLS(t *testing.T) {
 	_, err = c.Writer(ordersTable(true)).Send(t.Context(), &Array{})
 	var refused *decode.Refusal
 	if !errors.As(err, &refused) || !strings.Contains(refused.Do, "CA file") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A CA file is trusted besides the system's authorities, for the whole
+// exchange; a file without a certificate is refused.
+func TestTLSWithCAFile(t *testing.T) {
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS == nil || r.TLS.Version < tls.VersionTLS12 {
+			t.Errorf("TLS state %+v", r.TLS)
+		}
+		_, _ = io.WriteString(w, statsOf("u1", "Running").body)
+	}))
+	t.Cleanup(srv.Close)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	write := func(b []byte) {
+		if err := os.WriteFile(file, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}))
+	c, err := New(Config{URL: srv.URL, CAFile: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.CloseIdle)
+	if s, err := c.Stats(t.Context()); err != nil || s.Incarnation != "u1" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	write([]byte("no certificate"))
+	if _, err := New(Config{URL: srv.URL, CAFile: file}); err == nil || !strings.Contains(err.Error(), "expected PEM") {
 		t.Errorf("got %v", err)
 	}
 }

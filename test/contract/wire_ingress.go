@@ -274,6 +274,37 @@ func badBodyClauses() []clause {
 			},
 		},
 		{
+			id: "C2.3-PARSE-COUNTED-early", section: "2.3", says: "they are counted when the array is read, before the request has ended and before its answer",
+			run: func(p *probe) {
+				p.put("hfc_kv", p.kv(0, "a", 1))
+				count := func() uint64 { return p.counted("hfc_kv", func(in inputStats) uint64 { return in.Metrics.Parse }) }
+				before := count()
+				r, w := io.Pipe()
+				answered := make(chan answer, 1)
+				p.owned.Go(func() {
+					answered <- p.send(p.ctx, http.MethodPost, p.w.base+ingressPath("hfc_kv", arrayParams), p.w.key, nil, r)
+				})
+				_, err := io.WriteString(w, `[{"insert":{"id":"x"}}]`+strings.Repeat(" ", 1<<18))
+				p.noErr("sending the array", err)
+				p.until("the error is counted", func() bool { return count() == before+1 })
+				select {
+				case a := <-answered:
+					p.failf("expected no answer to an open request, got %d", a.status)
+				default:
+				}
+				p.noErr("ending the body", w.Close())
+				select {
+				case a := <-answered:
+					want(p, "the answer", http.StatusBadRequest, a.status)
+				case <-p.ctx.Done():
+					p.failf("expected an answer, got none")
+				}
+				want(p, "errors at the first look behind an answer", before+1, count())
+				p.array("hfc_kv", `{"insert":{"id":"y"}}`).bad(1)
+				want(p, "errors at the first look behind an answer", before+2, count())
+			},
+		},
+		{
 			id: "C2.3-TOKEN-endpoint", section: "2.3", says: "a token for the good records of a 400 can be had from the endpoint",
 			run: func(p *probe) {
 				p.single("hfc_pair", p.kv(0, "a", 1), `{"insert":{"id":"x"}}`).bad(1)

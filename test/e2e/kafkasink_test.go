@@ -443,7 +443,7 @@ func sinkAllStoppedExits(w *sinkWorld) {
 	}
 	w.awaitCommitted(map[int32]int64{0: 1, 1: 1, 2: 1})
 	w.wantOrders(3)
-	if last := d.Log().Grep(regexp.MustCompile(`"level":"ERROR","msg":"ended","exit_code":65,"err":"run: all 3 partitions stopped: .*KAFKASINK_POISON=skip`)); len(last) != 1 {
+	if last := d.Log().Grep(regexp.MustCompile(`"level":"ERROR","msg":"ended","exit_code":65,"err":"run: all 3 partitions stopped: .*KAFKASINK_POISON=dlq`)); len(last) != 1 {
 		t.Errorf("the end is not in the log once: %v", last)
 	}
 	for _, line := range d.Log().Grep(regexp.MustCompile(`^kafkasink: `)) {
