@@ -31,7 +31,7 @@ setup: ## find, install or name what the tests need
 .PHONY: test
 test: setup ## everything that must pass before a change lands, in less than ten minutes
 	go vet ./...
-	$(MAKE) --no-print-directory test-unit test-integration test-page test-images
+	$(MAKE) --no-print-directory test-unit test-integration test-page test-deploy test-images
 
 .PHONY: test-unit
 test-unit: ## the packages without servers, with the race detector
@@ -42,13 +42,18 @@ test-unit: ## the packages without servers, with the race detector
 # log which positions they read back from the servers.
 .PHONY: test-integration
 test-integration: setup ## against real Postgres, real Kafka and the simulator of Feldera
-	$(GO_TEST) -p 1 $$(go list ./test/... | grep -v -e /test/images -e /test/page -e /test/e2e)
+	$(GO_TEST) -p 1 $$(go list ./test/... | grep -v -e /test/images -e /test/page -e /test/deploy -e /test/e2e)
 	$(GO_TEST) -v ./test/e2e
 
 .PHONY: test-page
 test-page: ## the status page, in a real browser
 	test/setup.sh page
 	$(GO_TEST) ./test/page
+
+.PHONY: test-deploy
+test-deploy: ## the files under deploy/: manifests, units, alerts, dashboard
+	test/setup.sh deploy
+	$(GO_TEST) ./test/deploy
 
 .PHONY: test-images
 test-images: ## docker-compose.yml and both images, on a private Docker engine

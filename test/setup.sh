@@ -6,6 +6,7 @@
 #
 #   test/setup.sh          what "go test ./..." needs
 #   test/setup.sh page     a browser too, for the tests of the status page
+#   test/setup.sh deploy   promtool and systemd-analyze too, for the files of deploy/
 #   test/setup.sh images   Docker's engine and compose too, for the image tests
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -45,6 +46,10 @@ look() {
 	have mvn || need "mvn (fetches Kafka's jars)" maven
 	if [ "${1:-}" = page ]; then
 		have chromium || need "chromium (looks at the status page)" chromium
+	fi
+	if [ "${1:-}" = deploy ]; then
+		have promtool || need "promtool (tests the alert rules)" prometheus
+		have systemd-analyze || need "systemd-analyze (checks the units)" systemd
 	fi
 	if [ "${1:-}" = images ]; then
 		have dockerd || need "dockerd (builds the images)" docker.io

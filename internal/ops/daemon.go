@@ -114,6 +114,7 @@ func (d Daemon) run(ctx context.Context, logger *slog.Logger) error {
 		}
 	})
 	served.Go(func() { history.Run(serving) })
+	served.Go(func() { tellServiceManager(serving, work, health, logger) })
 	err = d.Work(work, Runtime{Logger: logger, Registry: registry, Health: health, Repeats: repeats, StopNow: stopNow})
 	if cause := context.Cause(work); err == nil && cause != nil && !errors.Is(cause, ErrStopping) && ctx.Err() == nil {
 		err = cause

@@ -27,6 +27,16 @@ func Metrics(tb testing.TB, r *prometheus.Registry, prefix string) []Metric {
 	tb.Helper()
 	ch := make(chan *prometheus.Desc)
 	go func() { r.Describe(ch); close(ch) }()
+	// A family without values has only a description, which has no type: then
+	// the conventions of names have to do.
+	families, err := r.Gather()
+	if err != nil {
+		tb.Fatalf("gather the metrics: %v", err)
+	}
+	types := make(map[string]string, len(families))
+	for _, f := range families {
+		types[f.GetName()] = strings.ToLower(f.GetType().String())
+	}
 	var list []Metric
 	for desc := range ch {
 		parts := descText.FindStringSubmatch(desc.String())
@@ -47,7 +57,9 @@ func Metrics(tb testing.TB, r *prometheus.Registry, prefix string) []Metric {
 				m.Labels = append(m.Labels, strings.Trim(label, "{} "))
 			}
 		}
-		switch {
+		switch known := types[m.Name]; {
+		case known != "":
+			m.Type = known
 		case strings.HasSuffix(m.Name, "_total"):
 			m.Type = "counter"
 		case strings.HasSuffix(m.Name, "_duration_seconds"):
