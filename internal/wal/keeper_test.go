@@ -100,9 +100,8 @@ func TestBookmarkProperty(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			start := uint64(position)
+			start := uint64(100)
 			if st == nil {
-				start = 100
 				store.calm = true // must would wait
 				err := s.keeper.must(ctx, func(next *State) bool {
 					*next = *stateAt(100)

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -41,7 +44,7 @@ func TestPgsourceUnderFaults(t *testing.T) {
 		felderasim.DropRequest, felderasim.DropResponse, felderasim.UnavailableBefore, felderasim.UnavailableAfter,
 		felderasim.CutBody, felderasim.TooMany, felderasim.AnswerAfter,
 	}
-	kills, last := 0, uint64(0)
+	kills, sampled := 0, sampleEvidence(ctx, t, pg, sim)
 	for turn := time.NewTicker(100 * time.Millisecond); ctx.Err() == nil; {
 		select {
 		case <-turn.C:
@@ -49,11 +52,6 @@ func TestPgsourceUnderFaults(t *testing.T) {
 			turn.Stop()
 			continue
 		}
-		lsn := confirmed(t, pg)
-		if lsn < last {
-			t.Fatalf("confirmed_flush_lsn went back from %s to %s", decode.FormatLSN(last), decode.FormatLSN(lsn))
-		}
-		last = lsn
 		switch n := random.IntN(20); {
 		case n == 0:
 			proxy.Cut()
@@ -75,6 +73,7 @@ func TestPgsourceUnderFaults(t *testing.T) {
 		}
 	}
 	writers.Wait()
+	samples, moves := sampled()
 	sim.ReleaseCompletion()
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	assertEqualTables(t, pg, sim)
@@ -82,10 +81,129 @@ func TestPgsourceUnderFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d kills, %d connections, %d requests of which %d failed, %d orders equal", kills, proxy.Connections(), sim.Counters().Requests, sim.Counters().Rejected, orders)
+	if need := int(50 * length.Seconds()); samples < need/2 {
+		t.Errorf("%d samples of confirmed_flush_lsn in %s, want about %d or more", samples, length, need)
+	}
+	t.Logf("%d samples of confirmed_flush_lsn, which moved %d times; %d kills, %d connections, %d requests of which %d failed, %d orders equal", samples, moves, kills, proxy.Connections(), sim.Counters().Requests, sim.Counters().Rejected, orders)
 	if kills < 3 || orders == 0 || sim.Counters().FaultsInjected < 5 {
 		t.Error("too little happened for this to prove anything")
 	}
+}
+
+// sampleEvidence reads the slot's position from the server as often as it can
+// and holds it against what the pipeline has completed: it never goes back, and
+// never passes a marker row that is not in a completed state. A marker is
+// committed alone, so that its position is known: behind it, once it is there.
+// The function that it gives ends it.
+func sampleEvidence(ctx context.Context, t *testing.T, pg *harness.Postgres, sim *felderasim.Sim) (end func() (samples, moves int)) {
+	t.Helper()
+	type marker struct {
+		id  int
+		end uint64 // at or above the commit's end
+	}
+	var mu sync.Mutex
+	var open []marker // in commit order: those not yet seen behind the slot's position
+	sctx, stop := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	work.Go(func() {
+		conn, err := pg.Connect(sctx)
+		if err != nil {
+			t.Errorf("connect: %v", err)
+			return
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(sctx)) }()
+		for id := 1_000_000; sctx.Err() == nil; id++ {
+			if _, err := conn.Exec(sctx, fmt.Sprintf(`INSERT INTO items VALUES (%d, 0, 'marker')`, id)); err != nil {
+				continue // the end of the test
+			}
+			var text string
+			if err := conn.QueryRow(sctx, `SELECT pg_sleep(0.02)::text || (pg_current_wal_insert_lsn() - '0/0')::text`).Scan(&text); err != nil {
+				continue
+			}
+			lsn, err := strconv.ParseUint(text, 10, 64)
+			if err != nil {
+				t.Errorf("read a position: %v", err)
+				return
+			}
+			mu.Lock()
+			open = append(open, marker{id, lsn})
+			mu.Unlock()
+		}
+	})
+	samples, moves := 0, 0
+	work.Go(func() {
+		conn, err := pg.Connect(sctx)
+		if err != nil {
+			t.Errorf("connect: %v", err)
+			return
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(sctx)) }()
+		for last := uint64(0); sctx.Err() == nil; samples++ {
+			var text string
+			err := conn.QueryRow(sctx, `SELECT pg_sleep(0.005)::text || (confirmed_flush_lsn - '0/0')::text FROM pg_replication_slots WHERE slot_name = 'holdfast'`).Scan(&text)
+			if err != nil {
+				continue
+			}
+			lsn, err := strconv.ParseUint(text, 10, 64)
+			if err != nil {
+				t.Errorf("read a position: %v", err)
+				return
+			}
+			// The bookmark is read after the position, so it can only be above.
+			if bookmark := savedBookmark(t, pg); bookmark < lsn {
+				t.Errorf("confirmed_flush_lsn is %s, and the bookmark %s", decode.FormatLSN(lsn), decode.FormatLSN(bookmark))
+			}
+			if lsn < last {
+				t.Errorf("confirmed_flush_lsn went back from %s to %s", decode.FormatLSN(last), decode.FormatLSN(lsn))
+			}
+			if lsn == last {
+				continue
+			}
+			last, moves = lsn, moves+1
+			// The position was read first, so whatever it covers must be there.
+			there := map[string]bool{}
+			for _, row := range rows(sim, "items", "id") {
+				there[row[0]] = true
+			}
+			mu.Lock()
+			for len(open) > 0 && open[0].end <= lsn {
+				if !there[strconv.Itoa(open[0].id)] {
+					t.Errorf("confirmed_flush_lsn is %s, and the pipeline has not completed a row committed before %s", decode.FormatLSN(lsn), decode.FormatLSN(open[0].end))
+				}
+				open = open[1:]
+			}
+			mu.Unlock()
+		}
+	})
+	return func() (int, int) {
+		stop()
+		work.Wait()
+		return samples, moves
+	}
+}
+
+// savedBookmark reads the state file as it is on the disk.
+func savedBookmark(t *testing.T, pg *harness.Postgres) uint64 {
+	t.Helper()
+	b, err := os.ReadFile(stateFile(pg))
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	var saved struct {
+		Record struct {
+			LSN string `json:"acknowledged_lsn"`
+		} `json:"record"`
+	}
+	var high, low uint64
+	err = json.Unmarshal(b, &saved)
+	if err == nil {
+		_, err = fmt.Sscanf(saved.Record.LSN, "%X/%X", &high, &low)
+	}
+	if err != nil {
+		t.Errorf("read the state: %v", err)
+	}
+	return high<<32 | low
 }
 
 // write runs random transactions of every kind until ctx ends.
