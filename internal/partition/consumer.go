@@ -62,7 +62,13 @@ func (c *Consumer) Run(ctx context.Context) error {
 		s := newSession(&c.cfg)
 		c.current.Store(s)
 		err := s.run(ctx)
-		if !errors.Is(err, errExpelled) || ctx.Err() != nil {
+		if errors.Is(err, errExpelled) && ctx.Err() != nil {
+			// It was told to stop anyway; what was not committed is read again.
+			c.cfg.Logger.WarnContext(ctx, "expelled from the consumer group while stopping: nothing more is committed",
+				slog.String("group", c.cfg.Group), slog.Any("err", err))
+			return nil //nolint:nilerr // a stop that was asked for is no failure
+		}
+		if !errors.Is(err, errExpelled) {
 			var changed *feldera.IncarnationChanged
 			if err != nil && !errors.As(err, &changed) {
 				return fmt.Errorf("consume as group %q: %w", c.cfg.Group, err)

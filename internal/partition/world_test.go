@@ -51,6 +51,11 @@ type world struct {
 	highest map[place]int64 // committed, as the broker had it
 	reruns  bool            // positions may go back: a topic was made anew, or truncated
 	tool    bool            // an administrator's tool commits
+
+	// most members may run at once, and pace is the unit of time, in a model.
+	most int
+	pace time.Duration
+	back func() // ends a model's outage of the destination
 }
 
 type commitSeen struct {
@@ -464,6 +469,7 @@ type engine struct {
 	tables      map[string]*table
 	// want are the offsets that need the destination; done those completed.
 	want, done map[place]map[int64]bool
+	values     map[place][]string
 	rows       map[place][]int64 // every row that arrived, in order
 	watching   []watch
 	holding    bool // completions wait
@@ -478,7 +484,7 @@ type watch struct {
 
 func newEngine(t *testing.T) *engine {
 	t.Helper()
-	return &engine{t: t, incarnation: "one", tables: map[string]*table{}, want: map[place]map[int64]bool{}, done: map[place]map[int64]bool{}, rows: map[place][]int64{}}
+	return &engine{t: t, incarnation: "one", tables: map[string]*table{}, want: map[place]map[int64]bool{}, done: map[place]map[int64]bool{}, rows: map[place][]int64{}, values: map[place][]string{}}
 }
 
 func (e *engine) table(name string) *table {
@@ -496,7 +502,21 @@ func (e *engine) produced(at place, offset int64, value string) {
 	if e.want[at] == nil {
 		e.want[at] = map[int64]bool{}
 	}
+	e.values[at] = append(e.values[at], value)
 	e.want[at][offset] = value == "row" || value == "bad" || value == "odd" || value == "reject"
+}
+
+// length and value tell what was produced to a partition without gaps.
+func (e *engine) length(at place) int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return int64(len(e.values[at]))
+}
+
+func (e *engine) value(at place, offset int64) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.values[at][offset]
 }
 
 // forgive says that an offset needs no completion: it is skipped by policy.
@@ -570,11 +590,15 @@ func (e *engine) release() {
 
 // complete completes everything that is watched, the latest first: evidence
 // comes in any order.
-func (e *engine) complete() {
+func (e *engine) complete() { e.completeIf(func() bool { return true }) }
+
+// completeIf completes those that want says.
+func (e *engine) completeIf(want func() bool) {
 	e.mu.Lock()
 	var ready []watch
 	e.watching = slices.DeleteFunc(e.watching, func(w watch) bool {
-		if w.fn != nil {
+		done := w.fn != nil && want()
+		if done {
 			ready = append(ready, w)
 			for _, p := range w.rows {
 				at := place{p.Topic, p.Partition}
@@ -584,7 +608,7 @@ func (e *engine) complete() {
 				e.done[at][p.Offset] = true
 			}
 		}
-		return w.fn != nil
+		return done
 	})
 	e.mu.Unlock()
 	for _, w := range slices.Backward(ready) {
