@@ -148,7 +148,7 @@ func newSink(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (*sink, e
 	if s.metrics, err = partition.NewMetrics(rt.Registry); err != nil {
 		return nil, err
 	}
-	if s.decoding, err = newDecoding(rt.Registry); err != nil {
+	if s.decoding, err = newDecoding(ctx, c, rt); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -164,6 +164,12 @@ func (s *sink) showDestination(ok bool, message, hint string) {
 // pipeline's incarnation ends one session and begins the next, at the offsets
 // that were committed.
 func (s *sink) run(ctx context.Context) error {
+	// Schemas are asked for across sessions, and until the last drain is over.
+	asking, stopAsking := context.WithCancel(context.WithoutCancel(ctx))
+	var asker sync.WaitGroup
+	asker.Go(func() { s.decoding.run(asking) })
+	defer asker.Wait()
+	defer stopAsking()
 	retry := backoff.NewExponentialBackOff(backoff.WithMaxInterval(15*time.Second), backoff.WithMaxElapsedTime(0))
 	for {
 		s.rt.Health.SetPhase(ops.PhaseConnecting)

@@ -136,6 +136,14 @@ type KafkaSink struct {
 	ControlMessages  string        `env:"KAFKASINK_CONTROL_MESSAGES" envDefault:"ignore" oneof:"ignore|stop" help:"A message of Debezium that carries no row (a transaction's boundary, a heartbeat, a change of schema): ignore it and count it, or treat it as a record that can never be decoded."`
 	Truncate         string        `env:"KAFKASINK_TRUNCATE" envDefault:"stop" oneof:"stop|ignore" help:"A truncation in a Debezium topic: treat it as a record that can never be delivered, or ignore it, count it and leave the rows in Feldera."`
 	Unavailable      string        `env:"KAFKASINK_UNAVAILABLE_VALUE" envDefault:"__debezium_unavailable_value" form:"text" help:"What Debezium writes for a value that did not change and is not in the log: its unavailable.value.placeholder."`
+	RegistryURL      string        `env:"KAFKASINK_REGISTRY_URL" form:"url" example:"https://registry:8081" help:"Base URL of the schema registry, for Avro topics. Not set: schemas come from KAFKASINK_SCHEMA_FILES and KAFKASINK_AVRO_SCHEMAS alone."`
+	RegistryCAFile   string        `env:"KAFKASINK_REGISTRY_CA_FILE" form:"cafile" example:"/etc/holdfast/registry-ca.pem" help:"PEM file with the certificates that sign the registry's. Not set: the system's roots."`
+	RegistryUser     string        `env:"KAFKASINK_REGISTRY_USER" form:"text" example:"holdfast" help:"User for basic authentication at the registry."`
+	RegistryPassword Secret        `env:"KAFKASINK_REGISTRY_PASSWORD" form:"text" example:"correct horse" help:"Password for KAFKASINK_REGISTRY_USER."`
+	RegistryToken    Secret        `env:"KAFKASINK_REGISTRY_TOKEN" form:"token" example:"0123456789" help:"Token for the registry, sent as a bearer token. Not together with KAFKASINK_REGISTRY_USER."`
+	RegistryTimeout  time.Duration `env:"KAFKASINK_REGISTRY_TIMEOUT" envDefault:"5s" min:"100ms" max:"5m" help:"How long one request to the registry may take. Partitions that need a schema wait, and it is asked for until it is there; the others go on."`
+	SchemaFiles      SchemaFiles   `env:"KAFKASINK_SCHEMA_FILES" example:"7=/etc/holdfast/order-7.avsc,/etc/holdfast/order.avsc" help:"Avro schemas that are known without asking the registry, each as id=file, or guid=file, or a file alone for what names its schema by fingerprint (single-object encoding). By its fingerprint every file is known."`
+	AvroSchemas      AvroSchemas   `env:"KAFKASINK_AVRO_SCHEMAS" example:"orders/value=/etc/holdfast/order.avsc" help:"For topics whose Avro names no schema: the file with the one that all of its values, or keys, were written with, each as topic/value=file or topic/key=file."`
 	Start            string        `env:"KAFKASINK_START" envDefault:"earliest" oneof:"earliest|latest|stop" help:"Where to begin on a partition for which the group has never committed: the oldest record, after the newest, or stop and ask."`
 	OnGap            string        `env:"KAFKASINK_ON_GAP" envDefault:"stop" oneof:"stop|continue" help:"What comes next in the log is gone (retention, truncation, a topic made anew): stop with the numbers, or go on from the oldest record there is and count the gap."`
 	Poison           string        `env:"KAFKASINK_POISON" envDefault:"stop" oneof:"stop|dlq|skip" help:"A record that can never be delivered, since it cannot be decoded or Feldera refuses its row: stop its partition while the others go on; write it to KAFKASINK_DLQ_TOPIC and go on when it is there; or skip it and count it."`
@@ -224,6 +232,7 @@ func LoadKafkaSink(environ []string) (*KafkaSink, error) {
 			"a topic of its own", "KAFKASINK_TOPICS")
 	}
 	c.companions(r)
+	c.schemas(r)
 	c.connection(r)
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err

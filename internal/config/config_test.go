@@ -108,7 +108,7 @@ func TestDefaults(t *testing.T) {
 	wantKafka := &KafkaSink{
 		Feldera: want.Feldera, Brokers: []string{"k1:9092"}, Group: "holdfast", GroupProtocol: Classic,
 		Topics:  TopicMappings{{Topic: "orders", Table: "orders", Format: FormatJSON}},
-		OpField: "__op", Tombstones: "delete", ControlMessages: Ignore, Truncate: Stop, Unavailable: "__debezium_unavailable_value",
+		OpField: "__op", Tombstones: "delete", ControlMessages: Ignore, Truncate: Stop, Unavailable: "__debezium_unavailable_value", RegistryTimeout: 5 * time.Second,
 		Start: Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
 		LaneMemory: 16 << 20, MemoryLimit: 256 << 20, SessionTimeout: 45 * time.Second, RebalanceTimeout: time.Minute,
@@ -486,6 +486,10 @@ func TestTable(t *testing.T) {
 					continue
 				}
 				switch s.Name {
+				case "KAFKASINK_REGISTRY_USER", "KAFKASINK_REGISTRY_PASSWORD":
+					base = append(base, "KAFKASINK_REGISTRY_URL=https://r:8081", "KAFKASINK_REGISTRY_USER=u", "KAFKASINK_REGISTRY_PASSWORD=p")
+				case "KAFKASINK_REGISTRY_TOKEN":
+					base = append(base, "KAFKASINK_REGISTRY_URL=https://r:8081")
 				case "KAFKASINK_SERVER_NAME":
 					base = append(base, "KAFKASINK_TLS=true")
 				case "KAFKASINK_SASL_TOKEN", "KAFKASINK_SASL_TOKEN_URL":

@@ -62,7 +62,7 @@ func checkURL(text string) error {
 		return wrong("does not begin with http:// or https://")
 	case u.User != nil:
 		// It would be printed with the configuration.
-		return wrong("carries a user or password; the key belongs into FELDERA_API_KEY")
+		return wrong("carries a user or password; secrets have settings of their own")
 	case u.Hostname() == "":
 		return wrong("has no host")
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(text, "#"):

@@ -112,6 +112,10 @@ func show(value reflect.Value) string {
 		return joined(v)
 	case KeyFormats:
 		return joined(v)
+	case SchemaFiles:
+		return joined(v)
+	case AvroSchemas:
+		return joined(v)
 	default:
 		return fmt.Sprint(v)
 	}

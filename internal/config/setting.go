@@ -97,7 +97,8 @@ func typeName(s Setting, t reflect.Type) (string, error) {
 	case reflect.TypeFor[Secret]():
 		return "secret", nil
 	case reflect.TypeFor[[]string](), reflect.TypeFor[TableMappings](), reflect.TypeFor[TopicMappings](),
-		reflect.TypeFor[FieldColumns](), reflect.TypeFor[FieldTypes](), reflect.TypeFor[KeyFormats]():
+		reflect.TypeFor[FieldColumns](), reflect.TypeFor[FieldTypes](), reflect.TypeFor[KeyFormats](),
+		reflect.TypeFor[SchemaFiles](), reflect.TypeFor[AvroSchemas]():
 		return "list", nil
 	case reflect.TypeFor[string]():
 		switch {
@@ -139,6 +140,10 @@ func (s Setting) Allowed() string {
 		return "topic/source=column, several separated by commas"
 	case "FieldTypes":
 		return "topic/field=type, several separated by commas"
+	case "SchemaFiles":
+		return "id=file, guid=file or file, several separated by commas"
+	case "AvroSchemas":
+		return "topic/value=file or topic/key=file, several separated by commas"
 	case "KeyFormats":
 		return "topic=format, several separated by commas; the format is " + alternatives(keyFormats())
 	}

@@ -42,6 +42,34 @@ func TestTopicCompanions(t *testing.T) {
 	}
 }
 
+func TestAvroNeedsSchemas(t *testing.T) {
+	t.Parallel()
+	environ := slices.DeleteFunc(minimalKafka(), func(e string) bool { return strings.HasPrefix(e, "KAFKASINK_TOPICS=") })
+	environ = append(environ, "KAFKASINK_TOPICS=orders=orders:avro")
+	if _, err := LoadKafkaSink(environ); err == nil || !strings.Contains(err.Error(), "KAFKASINK_REGISTRY_URL is not set although a topic is Avro") {
+		t.Errorf("error %v", err)
+	}
+	for _, enough := range []string{
+		"KAFKASINK_REGISTRY_URL=http://r:8081", "KAFKASINK_SCHEMA_FILES=89791762-2336-4186-9674-299b90a802e2=/a,7=/b,c", "KAFKASINK_AVRO_SCHEMAS=orders/value=/a",
+	} {
+		c, err := LoadKafkaSink(append(slices.Clone(environ), enough))
+		if err != nil {
+			t.Errorf("%s: %v", enough, err)
+			continue
+		}
+		want := SchemaFiles{
+			{Ref: decode.SchemaRef{Kind: decode.SchemaGUID, GUID: [16]byte{0x89, 0x79, 0x17, 0x62, 0x23, 0x36, 0x41, 0x86, 0x96, 0x74, 0x29, 0x9b, 0x90, 0xa8, 0x02, 0xe2}}, Path: "/a"},
+			{Ref: decode.SchemaRef{Kind: decode.SchemaID, ID: 7}, Path: "/b"},
+			{Path: "c"},
+		}
+		if strings.Contains(enough, "FILES") {
+			if diff := cmp.Diff(want, c.SchemaFiles); diff != "" {
+				t.Error(diff)
+			}
+		}
+	}
+}
+
 func TestTopicCompanionFaults(t *testing.T) {
 	t.Parallel()
 	for setting, want := range map[string]string{
@@ -60,6 +88,16 @@ func TestTopicCompanionFaults(t *testing.T) {
 		"KAFKASINK_KEY_FORMATS=orders=xml":                      "KAFKASINK_KEY_FORMATS has a key format that is not one of auto",
 		"KAFKASINK_KEY_FORMATS=orders:text":                     "KAFKASINK_KEY_FORMATS has no = after the topic in entry 1",
 		"KAFKASINK_KEY_FORMATS=orders=text,orders=json":         "KAFKASINK_KEY_FORMATS has the same topic in entries 1 and 2",
+		"KAFKASINK_SCHEMA_FILES=x=/a":                           "KAFKASINK_SCHEMA_FILES has a name before the = that is neither an id nor a GUID in entry 1",
+		"KAFKASINK_SCHEMA_FILES=4294967296=/a":                  "KAFKASINK_SCHEMA_FILES has a name before the = that is neither",
+		"KAFKASINK_SCHEMA_FILES=7=/a,7=/b":                      "KAFKASINK_SCHEMA_FILES has the same schema in entries 1 and 2",
+		"KAFKASINK_SCHEMA_FILES=7=":                             "KAFKASINK_SCHEMA_FILES has no file in entry 1",
+		"KAFKASINK_AVRO_SCHEMAS=orders/head=/a":                 "KAFKASINK_AVRO_SCHEMAS has neither value nor key after the topic in entry 1",
+		"KAFKASINK_AVRO_SCHEMAS=*/key=/a":                       "KAFKASINK_AVRO_SCHEMAS has no topic in entry 1",
+		"KAFKASINK_AVRO_SCHEMAS=orders/key=/a,orders/key=/b":    "KAFKASINK_AVRO_SCHEMAS has the same topic and part in entries 1 and 2",
+		"KAFKASINK_AVRO_SCHEMAS=ordres/key=/a":                  "KAFKASINK_AVRO_SCHEMAS names a topic that is not one of KAFKASINK_TOPICS",
+		"KAFKASINK_REGISTRY_USER=u":                             "KAFKASINK_REGISTRY_USER is set without KAFKASINK_REGISTRY_PASSWORD",
+		"KAFKASINK_REGISTRY_TOKEN=t":                            "KAFKASINK_REGISTRY_URL is not set although other settings of the registry are",
 		"KAFKASINK_TOMBSTONES=keep":                             "KAFKASINK_TOMBSTONES is not one of the words it can be",
 		"KAFKASINK_KEY_FORMATS=" + strings.Repeat("a=text,", 2): "KAFKASINK_KEY_FORMATS has the same topic",
 	} {
@@ -78,10 +116,14 @@ func FuzzTopicCompanions(f *testing.F) {
 	f.Add(`orders/cust_id=customer, */"a b"="X",t/@header.x=y`)
 	f.Add(`orders/a=decimal(2)`)
 	f.Add(`*=text,a=json`)
+	f.Add(`7=/a, 89791762-2336-4186-9674-299b90a802e2=b,/c`)
+	f.Add(`a/value=/x.avsc,a/key = y`)
 	f.Fuzz(func(t *testing.T, text string) {
 		again(t, text, func(l *FieldColumns) string { return joined(*l) })
 		again(t, text, func(l *FieldTypes) string { return joined(*l) })
 		again(t, text, func(l *KeyFormats) string { return joined(*l) })
+		again(t, text, func(l *SchemaFiles) string { return joined(*l) })
+		again(t, text, func(l *AvroSchemas) string { return joined(*l) })
 	})
 }
 

@@ -86,7 +86,8 @@ func parseConnectType(src []byte, left *int) (*connectType, error) {
 	}
 	var kind, name string
 	var fields, items, values, parameters []byte
-	for c := (walker{src: src, pos: 1}); ; {
+	c := walker{src: src, pos: 1}
+	for {
 		member, v, ok := c.nextJSON()
 		if !ok {
 			break
@@ -162,7 +163,8 @@ func (t *connectType) parseFields(src []byte, left *int) error {
 			return err
 		}
 		var name string
-		for c := (walker{src: f, pos: 1}); ; {
+		c := walker{src: f, pos: 1}
+		for {
 			member, v, ok := c.nextJSON()
 			if !ok {
 				break
@@ -191,7 +193,8 @@ func (t *connectType) parseParameters(src []byte) error {
 		want, into = `"length"`, &t.length
 	}
 	if len(src) > 0 && src[0] == '{' {
-		for c := (walker{src: src, pos: 1}); ; {
+		c := walker{src: src, pos: 1}
+		for {
 			member, v, ok := c.nextJSON()
 			if !ok {
 				break

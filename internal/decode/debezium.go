@@ -74,8 +74,9 @@ func (t *Topic) envelope(rec *Record, root node) (Passed, error) {
 }
 
 func (t *Topic) openEnvelope(root node) (e envelope, err error) {
-	for c := t.values.walk(root); ; e.members++ {
-		name, n, ok, err := t.values.next(&c)
+	t.walker = t.values.walk(root)
+	for ; ; e.members++ {
+		name, n, ok, err := t.values.next(&t.walker)
 		if err != nil || !ok {
 			return e, err
 		}
@@ -216,7 +217,8 @@ func (t *Topic) fromPostgres(e *envelope) bool {
 	if !e.hasSource {
 		return true // it may be
 	}
-	for c := t.values.walk(e.source); ; {
+	c := t.values.walk(e.source)
+	for {
 		name, n, ok, err := t.values.next(&c)
 		if err != nil || !ok {
 			return true
@@ -258,7 +260,8 @@ type placeholder struct {
 	base64 string
 	hex    string
 	inside map[string]bool // as JSON without spaces
-	longer int             // no form is longer
+	// No form is shorter or longer.
+	shorter, longer int
 }
 
 // The points that stand for a geometry and a geography, as extended WKB.
@@ -270,7 +273,7 @@ var placeholderPoints = []string{
 func newPlaceholder(text string) *placeholder {
 	p := &placeholder{
 		text: text, base64: base64.StdEncoding.EncodeToString([]byte(text)), hex: hex.EncodeToString([]byte(text)),
-		inside: make(map[string]bool),
+		inside: make(map[string]bool), shorter: min(len(text), 40),
 	}
 	var numbers []byte
 	for i := range len(text) {
@@ -293,7 +296,7 @@ func newPlaceholder(text string) *placeholder {
 }
 
 func (p *placeholder) is(v *Value) bool {
-	if len(v.Bytes) > p.longer || len(v.Bytes) == 0 {
+	if len(v.Bytes) > p.longer || len(v.Bytes) < p.shorter {
 		return false
 	}
 	switch v.Kind {

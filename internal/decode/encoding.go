@@ -3,15 +3,18 @@ package decode
 // node is one value of a message as it stands in it: exactly its bytes, and
 // what its schema says about it.
 type node struct {
-	raw []byte
-	con *connectType // JSON: nil where no schema tells
+	raw  []byte
+	con  *connectType // JSON: nil where no schema tells
+	avro *avroType    // Avro: never nil
 }
 
 // walker walks over the members of a record.
 type walker struct {
-	src []byte
-	pos int
-	con *connectType
+	src   []byte
+	pos   int
+	con   *connectType
+	avro  *avroType
+	field int // of avro, the next
 }
 
 // encoding is how messages are written as bytes: JSON or Avro. The shapes of
@@ -22,6 +25,9 @@ type encoding interface {
 	// *Refusal without a place, *PendingError, or say what is wrong with the bytes.
 	open(rec *Record, part part) (node, error)
 	null(n node) bool
+	// empty tells that a root is null although the record has a value, which
+	// means the same as a record without one.
+	empty(n node) bool
 	// record tells whether n has members to walk over.
 	record(n node) bool
 	walk(n node) walker

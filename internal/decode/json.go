@@ -16,6 +16,7 @@ type jsonEncoding struct {
 	check   jsonCheck
 	schemas connectSchemas
 	scratch *scratch
+	rooted  bool // the root stands alone, not as a payload
 	// wrapped is false where a table has a column "payload": such a message is
 	// taken as it stands.
 	wrapped bool
@@ -27,7 +28,10 @@ func (j *jsonEncoding) open(rec *Record, p part) (node, error) {
 		return node{}, err
 	}
 	i := skipSpace(src, 0)
-	return j.unwrap(node{raw: src[i:skipValue(src, i)]})
+	n := node{raw: src[i:skipValue(src, i)]}
+	root, err := j.unwrap(n)
+	j.rooted = len(root.raw) == len(n.raw)
+	return root, err
 }
 
 // unwrap takes a payload out of {"schema":…,"payload":…}.
@@ -64,6 +68,7 @@ func (j *jsonEncoding) unwrap(n node) (node, error) {
 }
 
 func (j *jsonEncoding) null(n node) bool   { return n.raw[0] == 'n' }
+func (j *jsonEncoding) empty(n node) bool  { return n.raw[0] == 'n' && !j.rooted }
 func (j *jsonEncoding) record(n node) bool { return n.raw[0] == '{' }
 
 func (j *jsonEncoding) describe(n node) string {
@@ -242,13 +247,12 @@ func (j *jsonEncoding) writeObject(w *writer, raw []byte, t *connectType) error 
 }
 
 func (j *jsonEncoding) writeTemporal(w *writer, raw []byte, t *connectType, inside bool) error {
-	bits := 64
-	if t.means == meansDate {
-		bits = 32
-	}
-	n, err := strconv.ParseInt(string(raw), 10, bits)
+	n, err := strconv.ParseInt(string(raw), 10, 64)
 	if err != nil {
 		return fmt.Errorf("the value %.40q is not the whole number that its type asks for", raw)
+	}
+	if err := t.means.check(n); err != nil {
+		return err
 	}
 	if inside {
 		w.byte('"')
@@ -269,7 +273,8 @@ func (j *jsonEncoding) writeDecimal(w *writer, raw []byte, t *connectType) error
 	if t.means == meansVariableDecimal {
 		text = nil
 		known := false
-		for c := (walker{src: raw, pos: 1}); raw[0] == '{'; {
+		c := walker{src: raw, pos: 1}
+		for raw[0] == '{' {
 			name, v, ok := c.nextJSON()
 			if !ok {
 				break
@@ -363,23 +368,9 @@ func (j *jsonEncoding) writeText(w *writer, raw []byte, t *connectType, inside b
 	if raw[0] != '"' {
 		return JSON, fmt.Errorf("it is a JSON %s, not the string that its schema says", kindName(raw[0]))
 	}
-	if inside && t.means == meansJSON {
-		w.bytes(raw) // a string stays one inside of a document
-		return JSON, nil
-	}
 	text, err := j.unescape(raw)
 	if err != nil {
 		return Text, err
 	}
-	if t.means == meansISODate {
-		text = bytes.TrimSuffix(text, []byte("Z"))
-	}
-	if inside {
-		return JSON, writeQuoted(w, text)
-	}
-	w.bytes(text)
-	if t.means == meansJSON {
-		return JSON, nil
-	}
-	return Text, nil
+	return writeMeantText(w, text, t.means, inside)
 }

@@ -105,11 +105,18 @@ func (c *jsonCheck) name(src []byte, start, end int) error {
 	s := span{uint32(start + 1), uint32(end - 1)} //nolint:gosec // bounded by maxJSON
 	if bytes.IndexByte(src[start:end], '\\') >= 0 {
 		at := len(c.plain)
+		if need := at + end - start; need > cap(c.plain) {
+			c.plain = append(make([]byte, 0, max(need, 2*cap(c.plain))), c.plain...)
+		}
 		var err error
 		if c.plain, err = jsontext.AppendUnquote(c.plain, src[start:end]); err != nil {
 			return syntaxError(err)
 		}
 		s = span{uint32(at) | inPlain, uint32(len(c.plain)) | inPlain} //nolint:gosec // not longer than the message
+	}
+	if len(c.names) == cap(c.names) {
+		// Twice as large each time: append's smaller steps leave more behind.
+		c.names = append(make([]span, 0, max(2*cap(c.names), 64)), c.names...)
 	}
 	c.names = append(c.names, s)
 	return nil
@@ -164,6 +171,14 @@ func skipString(src []byte, i int) int {
 	return i
 }
 
+// endsScalar marks what a number or a word ends before.
+var endsScalar = func() (t [256]bool) {
+	for _, c := range []byte("{}[]\",: \n\r\t") {
+		t[c] = true
+	}
+	return t
+}()
+
 // skipValue gives the end of the value that begins at i.
 func skipValue(src []byte, i int) int {
 	level := 0
@@ -187,7 +202,7 @@ func skipValue(src []byte, i int) int {
 			i++
 			continue
 		default:
-			for i < len(src) && bytes.IndexByte([]byte("{}[]\",: \n\r\t"), src[i]) < 0 {
+			for i < len(src) && !endsScalar[src[i]] {
 				i++
 			}
 		}

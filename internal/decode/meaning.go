@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/big"
 	"strconv"
 	"strings"
@@ -139,6 +140,34 @@ func (m meaning) writeInt(w *writer, n int64) {
 		}
 		return dst
 	})
+}
+
+// maxHours is beyond the times that any source has: MySQL's go to 838:59:59 on
+// either side.
+const maxHours = 839
+
+// check refuses numbers that stand for nothing.
+func (m meaning) check(n int64) error {
+	var digits int
+	switch m {
+	case meansDate:
+		if n > math.MaxInt32 || n < math.MinInt32 {
+			return fmt.Errorf("the date %d days from the epoch is out of range", n)
+		}
+		return nil
+	case meansTimeMillis:
+		digits = 3
+	case meansTimeMicros:
+		digits = 6
+	case meansTimeNanos:
+		digits = 9
+	default:
+		return nil
+	}
+	if limit := maxHours * 3600 * pow10[digits]; n > limit || n < -limit {
+		return fmt.Errorf("the number %d is no time", n)
+	}
+	return nil
 }
 
 // temporal is true for what writeInt gives as text.

@@ -12,7 +12,7 @@ func TestTemporalTexts(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var s scratch
-		s.reset(0)
+		s.reset(0, 1)
 		write := func(m meaning, n int64) string {
 			w := s.begin()
 			m.writeInt(&w, n)

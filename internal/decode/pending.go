@@ -20,5 +20,3 @@ func (p *PendingError) Error() string {
 	}
 	return fmt.Sprintf("waits for %s: %v", p.What, p.Why)
 }
-
-func (p *PendingError) Unwrap() error { return p.Why }

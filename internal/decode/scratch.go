@@ -10,13 +10,14 @@ const (
 	// scratchKept is how much of a scratch stays allocated between records.
 	scratchKept = 64 << 10
 	// scratchExtra is what a scratch may use beside what the record's size
-	// grants it.
-	scratchExtra = 640 << 10
+	// grants it, which is so many times its size.
+	scratchExtra                 = 640 << 10
+	scratchOfJSON, scratchOfAvro = 2, 3
 )
 
 // scratch is where values are written that are not a part of the record as it
 // stands: text without its escapes, dates, digits. It is bounded: a record
-// never takes more than twice its own size and scratchExtra of it.
+// never takes more of it than a few times its own size and scratchExtra.
 //
 // Values alias it, so it never moves: when the first piece is full there is a
 // second one, as large as the limit, and the first stays as it is.
@@ -27,12 +28,13 @@ type scratch struct {
 	err  error  // errExpands, from the first write that found no room
 }
 
-// reset makes the scratch empty, for a record of so many bytes.
-func (s *scratch) reset(payload int) {
+// reset makes the scratch empty, for a record of so many bytes, that many times
+// of which it may use.
+func (s *scratch) reset(payload, times int) {
 	if s.kept == nil {
 		s.kept = make([]byte, 0, scratchKept)
 	}
-	s.buf, s.rest, s.err = s.kept[:0], 2*payload+scratchExtra, nil
+	s.buf, s.rest, s.err = s.kept[:0], times*payload+scratchExtra, nil
 }
 
 // room makes sure that n bytes can be written behind the value that begins at

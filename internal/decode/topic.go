@@ -22,18 +22,33 @@ const (
 	// FormatDebeziumJSON: Debezium's envelope in JSON, with or without its
 	// schema.
 	FormatDebeziumJSON Format = "debezium-json"
+	// FormatAvro, FormatOpAvro and FormatDebeziumAvro are the same in Avro.
+	FormatAvro         Format = "avro"
+	FormatOpAvro       Format = "op-avro"
+	FormatDebeziumAvro Format = "debezium-avro"
 )
 
 // Formats gives all formats.
-func Formats() []Format { return []Format{FormatJSON, FormatOpJSON, FormatDebeziumJSON} }
+func Formats() []Format {
+	return []Format{FormatJSON, FormatOpJSON, FormatDebeziumJSON, FormatAvro, FormatOpAvro, FormatDebeziumAvro}
+}
+
+// Avro tells whether the values are Avro.
+func (f Format) Avro() bool { return f == FormatAvro || f == FormatOpAvro || f == FormatDebeziumAvro }
+
+func (f Format) debezium() bool     { return f == FormatDebeziumJSON || f == FormatDebeziumAvro }
+func (f Format) hasOperation() bool { return f == FormatOpJSON || f == FormatOpAvro }
 
 // KeyFormat is how the keys of a topic's records are written.
 type KeyFormat string
 
 // The key formats.
 const (
-	// KeyAuto: JSON, or where a key is no JSON, its text.
+	// KeyAuto: JSON, or where a key is no JSON, its text. Where values are Avro:
+	// Avro, if the key names its schema or has a schema given.
 	KeyAuto KeyFormat = "auto"
+	// KeyAvro: Avro, a record or one scalar.
+	KeyAvro KeyFormat = "avro"
 	// KeyJSON: JSON, an object or one scalar.
 	KeyJSON KeyFormat = "json"
 	// KeyText: text as it stands, also where it looks like JSON.
@@ -41,7 +56,7 @@ const (
 )
 
 // KeyFormats gives all key formats.
-func KeyFormats() []KeyFormat { return []KeyFormat{KeyAuto, KeyJSON, KeyText} }
+func KeyFormats() []KeyFormat { return []KeyFormat{KeyAuto, KeyJSON, KeyText, KeyAvro} }
 
 // TombstonePolicy says what a record without a value means.
 type TombstonePolicy string
@@ -93,7 +108,13 @@ type TopicConfig struct {
 	// record, by field.
 	FieldTypes map[string]string
 	KeyFormat  KeyFormat // KeyAuto
-	// OpField is the member with the operation, for FormatOpJSON.
+	// Schemas finds the schemas that Avro messages name; nil where none can be
+	// found.
+	Schemas Schemas
+	// ValueSchema and KeySchema are for Avro that names no schema; nil where it
+	// does.
+	ValueSchema, KeySchema *AvroSchema
+	// OpField is the member with the operation, for FormatOpJSON and FormatOpAvro.
 	OpField string
 	// Tombstone is what a record without a value means (TombstoneDelete).
 	Tombstone TombstonePolicy
@@ -131,9 +152,13 @@ type Topic struct {
 	keyScalar int
 	beside    []besideColumn
 
-	values  encoding
-	keyed   encoding // nil where keys are text
-	scratch scratch
+	values encoding
+	walker walker   // of values: there is one walk at a time
+	keyed  encoding // nil where keys are text
+	// keyedAvro reads keys that are Avro where keyed reads those that are not;
+	// nil where there are none.
+	keyedAvro encoding
+	scratch   scratch
 
 	after, before []Value
 	change        OrderChange
@@ -265,20 +290,27 @@ func (t *Topic) source(from string, column int) error {
 func (t *Topic) encodings(columns map[string]int) error {
 	_, payload := columns["payload"]
 	newJSON := func() encoding { return &jsonEncoding{scratch: &t.scratch, wrapped: !payload} }
-	switch t.cfg.Format {
-	case FormatJSON, FormatDebeziumJSON:
-		t.values = newJSON()
-	case FormatOpJSON:
-		if t.cfg.OpField == "" {
-			return t.misfit("the name of the field with the operation is not given", "")
-		}
-		t.values = newJSON()
-	default:
+	newAvro := func(s *AvroSchema) encoding {
+		return &avroEncoding{scratch: &t.scratch, schemas: t.cfg.Schemas, fixed: s}
+	}
+	switch {
+	case !slices.Contains(Formats(), t.cfg.Format):
 		return t.misfit(fmt.Sprintf("the format %q is not known", t.cfg.Format), "")
+	case t.cfg.Format.hasOperation() && t.cfg.OpField == "":
+		return t.misfit("the name of the field with the operation is not given", "")
+	case t.cfg.Format.Avro():
+		t.values = newAvro(t.cfg.ValueSchema)
+	default:
+		t.values = newJSON()
 	}
 	switch t.cfg.KeyFormat {
 	case KeyAuto, KeyJSON:
 		t.keyed = newJSON()
+		if t.cfg.KeyFormat == KeyAuto && t.cfg.Format.Avro() {
+			t.keyedAvro = newAvro(t.cfg.KeySchema)
+		}
+	case KeyAvro:
+		t.keyed = newAvro(t.cfg.KeySchema)
 	case KeyText:
 	default:
 		return t.misfit(fmt.Sprintf("the key format %q is not known", t.cfg.KeyFormat), "")
@@ -296,7 +328,7 @@ func (t *Topic) misfit(why, expected string) *Refusal {
 func (t *Topic) Decode(rec *Record) (*OrderChange, error) {
 	clear(t.after)
 	clear(t.before)
-	t.scratch.reset(len(rec.Key) + len(rec.Value))
+	t.scratch.reset(len(rec.Key)+len(rec.Value), t.times())
 	t.change = OrderChange{Relation: t.rel, Position: rec.Position}
 	passed, err := t.decode(rec)
 	switch {
@@ -311,6 +343,15 @@ func (t *Topic) Decode(rec *Record) (*OrderChange, error) {
 	return &t.change, nil
 }
 
+// times is how many times a record's size its values may take. Checking JSON
+// takes memory of its own.
+func (t *Topic) times() int {
+	if t.cfg.Format.Avro() {
+		return scratchOfAvro
+	}
+	return scratchOfJSON
+}
+
 func (t *Topic) decode(rec *Record) (Passed, error) {
 	if rec.Value == nil {
 		return t.tombstone(rec)
@@ -319,18 +360,17 @@ func (t *Topic) decode(rec *Record) (Passed, error) {
 	if err != nil {
 		return "", err
 	}
-	if t.values.null(root) && len(bytes.TrimSpace(rec.Value)) != len("null") {
+	if t.values.empty(root) {
 		return t.tombstone(rec) // {"schema":null,"payload":null}
 	}
 	if !t.values.record(root) {
 		return "", fmt.Errorf("it is %s, not %s", t.values.describe(root), t.expected())
 	}
-	switch t.cfg.Format {
-	case FormatDebeziumJSON:
+	switch {
+	case t.cfg.Format.debezium():
 		return t.envelope(rec, root)
-	case FormatOpJSON:
+	case t.cfg.Format.hasOperation():
 		return "", t.withOperation(rec, root)
-	case FormatJSON:
 	}
 	if err := t.fill(t.after, root, everyColumn); err != nil {
 		return "", err
@@ -508,24 +548,38 @@ func (t *Topic) key(rec *Record, row []Value, mapped bool) error {
 	if t.keyed == nil {
 		return t.scalarKey(row, Value{State: Set, Kind: Text, Bytes: rec.Key}, utf8.Valid(rec.Key))
 	}
-	root, err := t.keyed.open(rec, partKey)
+	keyed := t.keyed
+	if t.keyedAvro != nil && t.avroKey(rec) {
+		keyed = t.keyedAvro
+	}
+	root, err := keyed.open(rec, partKey)
 	if err != nil {
-		if t.cfg.KeyFormat == KeyAuto && trimmed[0] != '"' && trimmed[0] != '{' && utf8.Valid(rec.Key) {
+		if keyed != t.keyedAvro && t.cfg.KeyFormat == KeyAuto && trimmed[0] != '"' && trimmed[0] != '{' && utf8.Valid(rec.Key) {
 			return t.scalarKey(row, Value{State: Set, Kind: Text, Bytes: rec.Key}, true)
 		}
 		return err // meant as JSON and broken, or no text at all
 	}
-	if t.keyed.record(root) {
-		return t.keyFields(row, root, mapped)
+	if keyed.record(root) {
+		return t.keyFields(keyed, row, root, mapped)
 	}
-	v, err := t.keyed.value(root)
+	v, err := keyed.value(root)
 	if err != nil {
 		return err
 	}
 	if v.Kind == JSON {
-		return fmt.Errorf("it is %s", t.keyed.describe(root))
+		return fmt.Errorf("it is %s", keyed.describe(root))
 	}
 	return t.scalarKey(row, v, true)
+}
+
+// avroKey tells whether a key is Avro. No text and no JSON begins as a frame
+// does.
+func (t *Topic) avroKey(rec *Record) bool {
+	if t.cfg.KeySchema != nil {
+		return true
+	}
+	_, _, err := unframe(rec, partKey)
+	return err == nil
 }
 
 func (t *Topic) scalarKey(row []Value, v Value, valid bool) error {
@@ -538,9 +592,10 @@ func (t *Topic) scalarKey(row []Value, v Value, valid bool) error {
 	return t.set(row, t.keyScalar, v)
 }
 
-func (t *Topic) keyFields(row []Value, root node, mapped bool) error {
-	for c := t.keyed.walk(root); ; {
-		name, n, ok, err := t.keyed.next(&c)
+func (t *Topic) keyFields(keyed encoding, row []Value, root node, mapped bool) error {
+	c := keyed.walk(root)
+	for {
+		name, n, ok, err := keyed.next(&c)
 		if err != nil || !ok {
 			return err
 		}
@@ -557,7 +612,7 @@ func (t *Topic) keyFields(row []Value, root node, mapped bool) error {
 		if n.con == nil {
 			n.con = to.hint
 		}
-		v, err := t.keyed.value(n)
+		v, err := keyed.value(n)
 		if err == nil {
 			err = t.set(row, to.column, v)
 		}
@@ -585,8 +640,9 @@ const (
 
 // fill reads the members of n into row.
 func (t *Topic) fill(row []Value, n node, of which) error {
-	for c := t.values.walk(n); ; {
-		name, v, ok, err := t.values.next(&c)
+	t.walker = t.values.walk(n)
+	for {
+		name, v, ok, err := t.values.next(&t.walker)
 		if err != nil || !ok {
 			return err
 		}
@@ -636,10 +692,16 @@ func inColumn(name string, err error) error {
 	return fmt.Errorf("column %q: %w", name, err)
 }
 
+// maxFolded is longer than any column's name is: no longer one is folded.
+const maxFolded = 4096
+
 // column finds where a field goes.
 func (t *Topic) column(name []byte) (target, bool) {
 	if to, ok := t.columns[string(name)]; ok {
 		return to, true
+	}
+	if len(name) > maxFolded {
+		return target{}, false
 	}
 	t.foldName = append(t.foldName[:0], name...)
 	ascii := true
@@ -668,8 +730,9 @@ var operations = map[string]Op{
 // carry the whole row, as inserts do.
 func (t *Topic) withOperation(rec *Record, root node) error {
 	var word []byte
-	for c := t.values.walk(root); ; {
-		name, n, ok, err := t.values.next(&c)
+	t.walker = t.values.walk(root)
+	for {
+		name, n, ok, err := t.values.next(&t.walker)
 		if err != nil {
 			return err
 		}
@@ -733,14 +796,17 @@ func (t *Topic) keyless(what string) error {
 }
 
 func (t *Topic) expected() string {
-	switch t.cfg.Format {
-	case FormatDebeziumJSON:
-		return "an envelope of Debezium in JSON"
-	case FormatOpJSON:
-		return fmt.Sprintf("one JSON object, a row of table %s with a field %q", t.rel, t.cfg.OpField)
-	case FormatJSON:
+	in, object := "JSON", "JSON object"
+	if t.cfg.Format.Avro() {
+		in, object = "Avro", "Avro record"
 	}
-	return fmt.Sprintf("one JSON object, a row of table %s", t.rel)
+	switch {
+	case t.cfg.Format.debezium():
+		return "an envelope of Debezium in " + in
+	case t.cfg.Format.hasOperation():
+		return fmt.Sprintf("one %s, a row of table %s with a field %q", object, t.rel, t.cfg.OpField)
+	}
+	return fmt.Sprintf("one %s, a row of table %s", object, t.rel)
 }
 
 // refuse makes the error for a person out of what went wrong.
@@ -771,7 +837,7 @@ func (t *Topic) refuse(rec *Record, err error) error {
 	case errors.Is(err, errExpands):
 		return &Refusal{
 			Reason: ReasonLimit, What: what, Where: rec.Position.String(), Why: err.Error(),
-			Expected: fmt.Sprintf("at most twice its size and %d KiB", scratchExtra>>10),
+			Expected: fmt.Sprintf("at most %d times its size and %d KiB", t.times(), scratchExtra>>10),
 		}
 	}
 	return &Refusal{Reason: ReasonMalformed, What: what, Where: rec.Position.String(), Why: err.Error(), Expected: expected}

@@ -93,7 +93,7 @@ func (t *sender) setAside(ctx context.Context, b *batch, h *held, r *lane.Record
 	pos := decode.Position{Topic: h.topic, Partition: h.partition, Offset: r.Offset}
 	var poison *decode.Refusal
 	if !errors.As(err, &poison) || poison.Reason == decode.ReasonSetup {
-		t.waitForDecoder(h, pos, err, now)
+		t.waitForDecoder(ctx, h, pos, err, now)
 		return waitFor, nil
 	}
 	k := skip{place: h.place, offset: r.Offset, why: poison}
@@ -148,16 +148,49 @@ func (t *sender) tooMany(pos decode.Position, err error, poison *decode.Refusal)
 	}
 }
 
-func (t *sender) waitForDecoder(h *held, pos decode.Position, err error, now time.Time) {
+func (t *sender) waitForDecoder(ctx context.Context, h *held, pos decode.Position, err error, now time.Time) {
 	t.mu.Lock()
 	attempt := 1
 	if h.stall != nil && h.stall.offset == pos.Offset && h.stall.what == holdDecoder {
 		attempt = h.stall.attempt + 1
 	}
 	why := fmt.Errorf("record %s for table %q: %w", pos, t.name, err)
-	h.stall = &stall{offset: pos.Offset, err: why, what: holdDecoder, attempt: attempt, until: now.Add(retryWait(attempt))}
+	st := &stall{offset: pos.Offset, err: why, what: holdDecoder, attempt: attempt, until: now.Add(retryWait(attempt))}
+	h.stall = st
 	t.mu.Unlock()
+	var pending *decode.PendingError
+	if errors.As(err, &pending) {
+		t.wakeWhen(ctx, h, pending.Ready)
+		if pending.Why == nil {
+			return // it is on its way
+		}
+	}
 	t.sayHeld(h, why, attempt)
+}
+
+// wakeWhen has the lane looked at again as soon as what its decoder waits for
+// is there, before the stall has run out by its time.
+func (t *sender) wakeWhen(ctx context.Context, h *held, ready <-chan struct{}) {
+	t.mu.Lock()
+	known := h.awaits == ready
+	h.awaits = ready
+	t.mu.Unlock()
+	if known {
+		return // by an earlier stall of the lane
+	}
+	t.wakers.Go(func() {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return
+		}
+		t.mu.Lock()
+		if h.stall != nil && h.stall.what == holdDecoder {
+			h.stall.until = time.Time{}
+		}
+		t.mu.Unlock()
+		t.poke()
+	})
 }
 
 func (t *sender) sayHeld(h *held, why error, attempt int) {

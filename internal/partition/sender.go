@@ -45,6 +45,10 @@ type sender struct {
 	current *batch
 	cancel  context.CancelCauseFunc
 	blocked error
+
+	// wakers wait for what the decoders of stalled lanes need. run waits for
+	// them.
+	wakers sync.WaitGroup
 }
 
 // batch is what one array carries.
@@ -118,6 +122,7 @@ var (
 
 // run sends until ctx ends. An error means that the session cannot go on.
 func (t *sender) run(ctx context.Context) error {
+	defer t.wakers.Wait()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {

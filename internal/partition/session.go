@@ -127,6 +127,8 @@ type held struct {
 	// under sender.mu. Both are forgotten as the lane passes them.
 	stall   *stall
 	letters map[int64]bool
+	// awaits is what the decoder waited for last; under sender.mu.
+	awaits <-chan struct{}
 }
 
 // newSession makes a session that is connected to nothing.

@@ -27,6 +27,8 @@ func TestKafkasink(t *testing.T) {
 		"carries rows and tombstones":          sinkCarries,
 		"carries what Debezium writes":         sinkDebezium,
 		"columns from elsewhere":               sinkMapped,
+		"carries Avro past a registry outage":  sinkAvro,
+		"carries what Debezium writes in Avro": sinkDebeziumAvro,
 		"waits for completion":                 sinkWaitsForCompletion,
 		"killed before completion":             sinkKilledBeforeCompletion,
 		"one bad record stops one partition":   sinkStopsOnePartition,
