@@ -106,7 +106,7 @@ func TestPgsourceSchemaDrift(t *testing.T) {
 	// One after the other in groups: each daemon is a process.
 	for _, c := range cases {
 		d := startPgsource(t, merged(merged(pgsourceEnv(pg, sim), map[string]string{
-			"PGSOURCE_TABLES": "public." + c.name, "PGSOURCE_SLOT": "slot_" + c.name, "PGSOURCE_PUBLICATION": "pub_" + c.name,
+			"PGSOURCE_TABLES": "public." + c.name, "PGSOURCE_SLOT": "slot_" + c.name, "PGSOURCE_PUBLICATION": "pub_" + c.name, "PGSOURCE_STATE": "none",
 		}), c.env))
 		waitHealthy(t, d)
 		if c.seed {
