@@ -28,8 +28,10 @@ type queue struct {
 	// hopeless is the number of bytes below which relieve need not try again,
 	// after it failed.
 	hopeless int64
-	arrived  signal
-	emptied  signal
+	// fault is why relieve could do no more; nil where there was no more to do.
+	fault   error
+	arrived signal
+	emptied signal
 
 	// loaded are the transactions of the pack that was read last and that were
 	// not taken yet. They belong to the deliverer, but their count is guarded
@@ -204,7 +206,7 @@ func (q *queue) release(txs []*transaction) {
 		}
 		tx.blocks, tx.spilled = nil, nil
 	}
-	q.hopeless = 0 // there is room again
+	q.hopeless, q.fault = 0, nil // there is room again
 	empty := q.bytes == 0
 	q.mu.Unlock()
 	if empty {
@@ -228,7 +230,7 @@ func (q *queue) relieve(keep int64) (moved int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.bytes < q.hopeless {
-		return 0, nil
+		return 0, q.fault
 	}
 	var kept int64
 	first := 0
@@ -245,7 +247,7 @@ func (q *queue) relieve(keep int64) (moved int, err error) {
 		}
 	}
 	if movable < q.packSize { // a pack is worth its bookkeeping
-		q.giveUp(q.waiting)
+		q.giveUp(q.waiting, nil)
 		return 0, nil
 	}
 	done := append([]unit(nil), q.waiting[:first]...)
@@ -259,7 +261,7 @@ func (q *queue) relieve(keep int64) (moved int, err error) {
 			before := tx.size()
 			if err = tx.toSpill(q.spill, q.buffers, len(tx.blocks)); err != nil {
 				q.bytes += tx.size() - before
-				q.giveUp(append(done, rest[i:]...))
+				q.giveUp(append(done, rest[i:]...), err)
 				return moved, err
 			}
 			q.bytes += tx.size() - before
@@ -270,7 +272,7 @@ func (q *queue) relieve(keep int64) (moved int, err error) {
 			n := q.run(rest[i:])
 			var p *pack
 			if p, err = q.pack(rest[i : i+n]); err != nil {
-				q.giveUp(append(done, rest[i:]...))
+				q.giveUp(append(done, rest[i:]...), err)
 				return moved, err
 			}
 			done = append(done, unit{pack: p})
@@ -278,13 +280,13 @@ func (q *queue) relieve(keep int64) (moved int, err error) {
 			i += n
 		}
 	}
-	q.waiting = done
+	q.waiting, q.fault = done, nil
 	return moved, nil
 }
 
 // giveUp ends a relieve that could do no more.
-func (q *queue) giveUp(waiting []unit) {
-	q.waiting = waiting
+func (q *queue) giveUp(waiting []unit, fault error) {
+	q.waiting, q.fault = waiting, fault
 	q.hopeless = q.bytes + q.packSize
 }
 

@@ -35,8 +35,8 @@ func main() {
 
 // options are the flags.
 type options struct {
-	rounds, rows, records int
-	only, json            string
+	rounds, rows, transaction, width, records int
+	only, json                                string
 }
 
 const (
@@ -61,15 +61,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.IntVar(&o.rounds, "rounds", 5, "how often reference and subject take turns")
-	fs.IntVar(&o.rows, "rows", 400*rowsPerTransaction, "rows of the Postgres backlog, in transactions of 500 inserts")
+	fs.IntVar(&o.rows, "rows", 400*rowsPerTransaction, "rows of the Postgres backlog")
+	fs.IntVar(&o.transaction, "transaction", rowsPerTransaction, "rows of one Postgres transaction: as many as -rows for a single one")
+	fs.IntVar(&o.width, "width", 0, "least characters of each row's note, for large transactions of fewer rows")
 	fs.IntVar(&o.records, "records", 200_000, "records of the Kafka backlog, about 300 bytes each, over 4 partitions")
 	fs.StringVar(&o.only, "only", "", "measure one daemon only: pgsource or kafkasink")
 	fs.StringVar(&o.json, "json", "", "write every run into this `file` too, for machines")
 	if err := fs.Parse(args); err != nil {
 		return 2
 	}
-	if fs.NArg() > 0 || o.rounds < 1 || o.rows < rowsPerTransaction || o.records < partitions || o.only != "" && o.only != "pgsource" && o.only != "kafkasink" {
-		_, _ = fmt.Fprintln(stderr, "bench: there are no arguments; -rounds is at least 1, -rows at least 500, -records at least 4, and -only is pgsource or kafkasink")
+	if fs.NArg() > 0 || o.rounds < 1 || o.transaction < 1 || o.rows < o.transaction || o.records < partitions || o.only != "" && o.only != "pgsource" && o.only != "kafkasink" {
+		_, _ = fmt.Fprintln(stderr, "bench: there are no arguments; -rounds is at least 1, -rows at least -transaction, -records at least 4, and -only is pgsource or kafkasink")
 		return 2
 	}
 	if err := bench(ctx, o, stdout); err != nil {

@@ -18,8 +18,8 @@ import (
 const (
 	publication = "bench"
 	baseSlot    = "bench_base"
-	// runTimeout bounds one run; it takes seconds.
-	runTimeout = 3 * time.Minute
+	// runTimeout bounds one run; it takes seconds, or minutes for gigabytes.
+	runTimeout = 15 * time.Minute
 )
 
 // pgBench is the server with its backlog.
@@ -32,10 +32,10 @@ type pgBench struct {
 }
 
 func measurePgsource(ctx context.Context, o options, progress func(string, ...any)) (s series, err error) {
-	transactions := o.rows / rowsPerTransaction
+	transactions := o.rows / o.transaction
 	s = series{
-		Workload: fmt.Sprintf("Postgres: a backlog of %d transactions with %d inserts each, 9 columns, over the unix socket", transactions, rowsPerTransaction),
-		Unit:     "rows", Count: transactions * rowsPerTransaction,
+		Workload: fmt.Sprintf("Postgres: a backlog of %d transactions with %d inserts each, 9 columns, over the unix socket", transactions, o.transaction),
+		Unit:     "rows", Count: transactions * o.transaction,
 		Notes: []string{
 			"Each run drains a fresh copy of the same slot. pg_recvlogical writes to /dev/null and ends at the last LSN; pgsource ends when the",
 			"server's confirmed_flush_lsn has passed it. Both times include the start of the process. paired: median of t(pg_recvlogical)/t(program).",
@@ -63,7 +63,7 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 		return s, err
 	}
 	defer func() { err = errors.Join(err, b.pg.Close()) }()
-	if err := b.fill(ctx, transactions); err != nil {
+	if err := b.fill(ctx, transactions, o.transaction, o.width); err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, b.conn.Close(context.WithoutCancel(ctx))) }()
@@ -92,7 +92,7 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 }
 
 // fill parks the base slot, then makes the backlog behind it.
-func (b *pgBench) fill(ctx context.Context, transactions int) error {
+func (b *pgBench) fill(ctx context.Context, transactions, size, width int) error {
 	var err error
 	if b.conn, err = b.pg.Connect(ctx); err != nil {
 		return err
@@ -111,10 +111,10 @@ func (b *pgBench) fill(ctx context.Context, transactions int) error {
 		`SELECT pg_create_logical_replication_slot('` + baseSlot + `', 'pgoutput')`,
 		fmt.Sprintf(`DO $$ BEGIN FOR t IN 0..%d LOOP
 			INSERT INTO orders SELECT i, i %% 5000, 'shipped', (i %% 100000) / 100.0, 'EUR',
-				'order ' || i || ' is to be left with the neighbours, who are at home until seven in the evening',
+				'order ' || i || ' is to be left with the neighbours, who are at home until seven in the evening' || repeat('x', %d - 100),
 				i %% 2 = 0, '2026-01-02 03:04:05.123456+00'::timestamptz + i * interval '1 second', '2026-02-03 04:05:06.654321+00'
 			FROM generate_series(t * %d + 1, (t + 1) * %d) i;
-			COMMIT; END LOOP; END $$`, transactions-1, rowsPerTransaction, rowsPerTransaction),
+			COMMIT; END LOOP; END $$`, transactions-1, width, size, size),
 	} {
 		if _, err := b.conn.Exec(ctx, sql); err != nil {
 			return errors.Join(fmt.Errorf("make the backlog: %w", err), b.conn.Close(ctx))

@@ -208,7 +208,7 @@ func (w *bankWriter) transaction(ctx context.Context, conn *pgx.Conn) error {
 	}
 	if w.large > 0 && w.random.IntN(w.large) == 0 {
 		base := 1000 * (w.id + 1)
-		fmt.Fprintf(&sql, "INSERT INTO filler SELECT %d + i, 'large', repeat('l', 2000) FROM generate_series(1, 400) i ON CONFLICT (id) DO UPDATE SET note = filler.note || '+';", base)
+		fmt.Fprintf(&sql, "INSERT INTO filler SELECT %d + i, 'large', repeat('l', 2000) FROM generate_series(1, 400) i ON CONFLICT (id) DO UPDATE SET note = filler.note || '+', picture = excluded.picture;", base)
 		move()
 	}
 	fmt.Fprintf(&sql, "UPDATE writers SET n = %d WHERE id = %d;", w.n+1, w.id)
