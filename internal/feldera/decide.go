@@ -115,9 +115,21 @@ type Decision struct {
 
 	noted   Noted
 	now     string
-	rows    int
+	rows    []ProgressRow
 	doubted *ProgressRow // the newest row, where it is not believed
 	highest int64        // the highest epoch in the table
+}
+
+// Superseded gives the rows that the claim of the new epoch replaces: all but
+// those of the epochs that Held rests on, now or, should the pipeline go back
+// to an earlier state, again.
+func (d *Decision) Superseded() (rows []ProgressRow) {
+	for _, r := range d.rows {
+		if (d.Proof == nil || r.Epoch != d.Proof.Epoch) && (!d.noted.Known || r.Epoch != d.noted.RowEpoch) {
+			rows = append(rows, r)
+		}
+	}
+	return rows
 }
 
 // Reason is one sentence for the log: what was found, and why. Positions are
@@ -146,7 +158,7 @@ func (d *Decision) Reason(position func(uint64) string) string {
 	case ProgressForeign:
 		fmt.Fprintf(&b, "the progress table has epoch %d, and the highest that is known here is %d: another owner has taken over", d.highest, d.noted.Epoch)
 	}
-	fmt.Fprintf(&b, " (%d progress rows", d.rows)
+	fmt.Fprintf(&b, " (%d progress rows", len(d.rows))
 	if d.Proof != nil {
 		fmt.Fprintf(&b, "; proven by epoch %d of incarnation %s", d.Proof.Epoch, d.Proof.Incarnation)
 	}
@@ -178,7 +190,7 @@ func (d *Decision) Reason(position func(uint64) string) string {
 //     to send the rows above once more, and perhaps has not sent all of them.
 //   - Only positions that produced rows are compared.
 func Decide(rows []ProgressRow, noted Noted, incarnation, fingerprint string) Decision {
-	d := Decision{Epoch: noted.Epoch + 1, noted: noted, now: incarnation, rows: len(rows)}
+	d := Decision{Epoch: noted.Epoch + 1, noted: noted, now: incarnation, rows: rows}
 	for i := range rows {
 		d.highest = max(d.highest, rows[i].Epoch)
 	}

@@ -32,7 +32,7 @@ func (r request) order() int {
 	for _, v := range []uint8{bit(r.used), bit(r.live), r.to, r.unit, r.epoch, r.slot, r.inc, r.step, bit(r.mine)} {
 		n = n<<5 | int(v)
 	}
-	return n
+	return n<<8 | int(r.drop)
 }
 
 func bit(b bool) uint8 {
@@ -180,6 +180,7 @@ func (m Model) complete(w *world) {
 	if d.mode != running || d.exp != w.p.inc {
 		return
 	}
+	w.stray = w.stray && (w.foreignQueued() || (d.tx > 0 && !w.p.tx))
 	d.dataDone = max(d.dataDone, m.ingested(w))
 	if w.rowIngested() {
 		d.rowDone = max(d.rowDone, d.rowSent)
@@ -198,6 +199,19 @@ func (m Model) checkpointed(w *world) {
 		return
 	}
 	d.durable, d.proof, d.proofPos = d.proofPos, 0, 0
+}
+
+// foreignQueued tells whether rows that nobody follows are still to become
+// visible.
+func (w *world) foreignQueued() bool {
+	for _, queue := range w.p.queue {
+		for _, q := range queue {
+			if q.used && !q.mine {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // interrupt ends what the daemon was doing; its requests go on without it.
@@ -316,14 +330,14 @@ func (m Model) take(w world, out emit) {
 			return
 		}
 	}
-	// An empty array to each table, completed: all that is queued is visible.
-	if !w.p.idle() || (!w.p.tx && w.p.seen != w.p.work) || (w.p.tx && w.noted.intent != w.p.inc) {
+	// An empty array to the progress table, completed: all rows that were queued
+	// are visible. Data that are still queued stand before all that will be sent.
+	if w.p.queue[tableP][0].used || (!w.p.tx && w.p.seen.rows != w.p.work.rows) || (w.p.tx && w.noted.intent != w.p.inc) {
 		return
 	}
 	dec := m.decide(&w)
 	to := w
 	to.interrupt(undecided)
-	to.stray = false
 	base := w.noted.pos
 	wrong := ""
 	next := running
@@ -361,7 +375,7 @@ func (m Model) take(w world, out emit) {
 	}
 	to.d = daemon{
 		mode: next, exp: w.p.inc, epoch: epoch, base: base, recv: base, snt: base,
-		dataDone: m.produced(base),
+		dataDone: m.produced(base), drop: m.superseded(&w, &dec),
 	}
 	if !m.Kafka && w.noted.sent > base && m.Broken != ReplayOutsideTransaction {
 		to.d.replay = w.noted.sent
@@ -377,6 +391,18 @@ func (m Model) take(w world, out emit) {
 	}
 	kind := "decide " + dec.Found.String()
 	out(kind, kind, false, to, wrong)
+}
+
+// superseded gives the epochs whose rows the claim deletes: all that were seen
+// but for those that the decision rests on, or might have to again.
+func (m Model) superseded(w *world, dec *feldera.Decision) (drop uint8) {
+	if m.Broken == NoEpochs || m.Broken == EpochByRow {
+		return 0
+	}
+	for _, r := range dec.Superseded() {
+		drop |= 1 << r.Epoch
+	}
+	return drop
 }
 
 // claimed tells whether the owner's first row is where it has to be before
@@ -500,7 +526,11 @@ func (m Model) sendRow(w world, out emit) {
 	if pos+1 <= d.rowSent {
 		return
 	}
-	m.send(w, out, entry{to: tableP, unit: pos, epoch: d.epoch, slot: d.slot, step: w.p.steps + 1})
+	e := entry{to: tableP, unit: pos, epoch: d.epoch, slot: d.slot, step: w.p.steps + 1}
+	if d.rowSent == 0 {
+		e.drop = d.drop
+	}
+	m.send(w, out, e)
 }
 
 // commit ends the transaction when all its rows, and the progress row behind

@@ -36,6 +36,8 @@ type entry struct {
 	// step is the label of the data that a row stands for, counted only where a
 	// broken rule looks at it.
 	step uint8
+	// drop has bit e for each epoch whose rows a claim deletes along with it.
+	drop uint8
 	// mine marks what the daemon that lives now has sent and still follows.
 	mine bool
 }
@@ -63,23 +65,16 @@ type content struct {
 func (c *content) put(e entry) {
 	if e.to == tableP {
 		c.rows[e.epoch][e.slot] = makeRow(e.unit, e.inc, e.step)
-		c.forget()
+		for epoch := range c.rows {
+			if e.drop&(1<<epoch) != 0 {
+				c.rows[epoch] = [2]row{}
+			}
+		}
 		return
 	}
 	c.mask[e.to] |= 1 << (e.unit - 1)
 	if e.to == tableA && e.unit <= 2 {
 		c.x = e.unit
-	}
-}
-
-// forget drops the rows that no decision can look at: those below an epoch
-// with both of its rows. The daemons delete them for the same reason.
-func (c *content) forget() {
-	for e := maxEpoch - 1; e > 0; e-- {
-		if c.rows[e][0] != 0 && c.rows[e][1] != 0 {
-			clear(c.rows[:e])
-			return
-		}
 	}
 }
 

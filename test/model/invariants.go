@@ -53,9 +53,9 @@ func (m Model) evidence(w *world, pos uint8) string {
 
 // shown says what is wrong with what a reader sees after a step that he did
 // not see before it. A request that has landed in another incarnation than it
-// was meant for can show anything until the daemon has decided there.
+// was meant for can show anything until a daemon has decided there.
 func (m Model) shown(before, after *world) string {
-	if after.stray {
+	if before.stray || after.stray {
 		return ""
 	}
 	if m.torn(&after.p.seen) && !m.torn(&before.p.seen) {

@@ -27,7 +27,8 @@ func explore(t *testing.T, s Scope) *Report[world] {
 var kafkaScopes = map[string]Scope{
 	"hand-overs":       {Log: "aa.", Kafka: true, Rebalances: 2},
 	"late requests":    {Log: "aa", Kafka: true, Rebalances: 1, Timeouts: 1},
-	"crashes":          {Log: "aaa", Kafka: true, Rebalances: 1, Crashes: 1},
+	"crashes":          {Log: "aa", Kafka: true, Rebalances: 1, Crashes: 1},
+	"crash, log":       {Log: "aaa", Kafka: true, Crashes: 1},
 	"loss":             {Log: "aa", Kafka: true, Rebalances: 1, Restarts: 1},
 	"loss, late":       {Log: "aa", Kafka: true, Timeouts: 1, Restarts: 1},
 	"loss, checkpoint": {Log: "aa", Kafka: true, Restarts: 1, Storage: KeepsCheckpoint},

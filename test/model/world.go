@@ -144,6 +144,8 @@ type daemon struct {
 	// accepted, and completed. The first one is the claim.
 	rowSent, rowDone uint8
 	slot             uint8
+	// drop is what the claim will delete.
+	drop uint8
 	// dataDone is how far data are completed, whatever the rows.
 	dataDone uint8
 	// tx is the last unit of the open transaction, 0 for none; replay the last
@@ -164,7 +166,8 @@ type world struct {
 	// told, start the first position that it still has.
 	written, confirmed, start uint8
 	// stray: a request has landed in another incarnation than it was meant for,
-	// and nobody has decided since.
+	// or outside of the transaction, and nobody has decided since, or what it
+	// brought is not visible yet.
 	stray bool
 	// zombie is what a revoked owner could still commit, + 1.
 	zombie uint8
