@@ -345,39 +345,67 @@ const statusTimeout = 12 * time.Second
 // awaitIngested waits until the rows of every token are in the circuit. It
 // asks by itself, on the caller's goroutine.
 func (c *Client) awaitIngested(ctx context.Context, what string, toks []Token) error {
+	return c.awaitTokens(ctx, what, toks, func(st completionStatus) bool { return st.step != nil })
+}
+
+// awaitCompleted waits until every token is complete. What holds it up, such
+// as somebody else's transaction, goes to OnRetry now and then.
+func (c *Client) awaitCompleted(ctx context.Context, what string, toks []Token) error {
+	return c.awaitTokens(ctx, what, toks, func(st completionStatus) bool { return st.complete })
+}
+
+// lookForStall is how often, while a token does not move, the pipeline is
+// asked for the reason.
+const lookForStall = 5 * time.Second
+
+// awaitTokens asks for one token after the other until all are as done wants them.
+func (c *Client) awaitTokens(ctx context.Context, what string, toks []Token, done func(completionStatus) bool) error {
 	r := c.retrier(what)
 	for _, tok := range toks {
-		interval := time.Millisecond
-		for {
-			st, err := c.completion(ctx, tok)
-			switch {
-			case ctx.Err() != nil:
-				return r.ended(ctx)
-			case err == nil && st.step != nil:
-			case err == nil:
-				r.last = nil
-				if !sleep(ctx, interval) {
-					return r.ended(ctx)
-				}
-				interval = min(2*interval, 100*time.Millisecond)
-				continue
-			default:
-				if err := c.transient(err); err != nil {
-					var changed *IncarnationChanged
-					if errors.As(err, &changed) {
-						changed.Was = tok.Incarnation
-					}
-					return err
-				}
-				if err := r.wait(ctx, err); err != nil {
-					return err
-				}
-				continue
-			}
-			break
+		if err := c.awaitOne(ctx, r, tok, done); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (c *Client) awaitOne(ctx context.Context, r *retrier, tok Token, done func(completionStatus) bool) error {
+	interval := time.Millisecond
+	stalled := time.Now()
+	for {
+		st, err := c.completion(ctx, tok)
+		switch {
+		case ctx.Err() != nil:
+			return r.ended(ctx)
+		case err == nil && done(st):
+			return nil
+		case err == nil && time.Since(stalled) > lookForStall:
+			stalled = time.Now()
+			err = errors.New("it takes long, and the pipeline says nothing about why")
+			if s, statsErr := c.Stats(ctx); statsErr == nil && s.Stalled() != "" {
+				err = errors.New(s.Stalled())
+			}
+			if err := r.pause(ctx, err, interval); err != nil {
+				return err
+			}
+		case err == nil:
+			if !sleep(ctx, interval) {
+				return r.ended(ctx)
+			}
+			interval = min(2*interval, 100*time.Millisecond)
+		default:
+			if err := c.transient(err); err != nil {
+				var changed *IncarnationChanged
+				if errors.As(err, &changed) {
+					changed.Was = tok.Incarnation
+				}
+				return err
+			}
+			if err := r.wait(ctx, err); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // transient gives nil for an error that is worth another attempt of a request

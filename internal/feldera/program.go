@@ -55,25 +55,29 @@ type ColumnDef struct {
 	Note string
 }
 
-// ProgressTable is the table in which the daemons record how far the
-// pipeline has got (see ARCHITECTURE.md).
-func ProgressTable() TableDef {
+// DefaultProgressTable is the progress table's name where none is set.
+const DefaultProgressTable = "holdfast_progress"
+
+// ProgressTable is the table in which the daemons record how far the pipeline
+// has got: see [ProgressRow] and ARCHITECTURE.md.
+func ProgressTable(target string) TableDef {
 	text := Type{Name: Varchar}
 	number := Type{Name: UBigInt}
 	return TableDef{
-		Target: "holdfast_progress",
+		Target: target,
 		Notes:  []string{"how far each source has got in this pipeline; written by the daemons alone"},
 		Columns: []ColumnDef{
 			{Name: "source", Type: text, Note: "cluster and slot, or cluster and group"},
 			{Name: "lane", Type: text, Note: "empty, or topic and partition"},
 			{Name: "epoch", Type: Type{Name: BigInt}, Note: "raised by each new owner"},
-			{Name: "position", Type: number, Note: "LSN or offset"},
-			{Name: "incarnation", Type: text, Note: "the pipeline process that held the rows, and its step"},
+			{Name: "slot", Type: Type{Name: BigInt}, Note: "0 and 1 in turn: the newer row proves the older one"},
+			{Name: "position", Type: number, Note: "all rows up to this LSN, or below this offset, were in before this row"},
+			{Name: "incarnation", Type: text, Note: "the pipeline process that they were in, and their step in it"},
 			{Name: "step", Type: number},
 			{Name: "fingerprint", Type: text, Note: "of the mapping"},
 			{Name: "recorded_at", Type: Type{Name: Timestamp}, Note: "UTC"},
 		},
-		Key: []string{"source", "lane", "epoch"},
+		Key: []string{"source", "lane", "epoch", "slot"},
 	}
 }
 

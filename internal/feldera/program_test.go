@@ -55,11 +55,11 @@ CREATE TABLE "Orders" (
 	if diff := cmp.Diff(want, d.SQL()); diff != "" {
 		t.Error(diff)
 	}
-	prog, err := core.ParseProgram(GenerateProgram([]TableDef{d, ProgressTable()}))
+	prog, err := core.ParseProgram(GenerateProgram([]TableDef{d, ProgressTable(DefaultProgressTable)}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(prog.Tables) != 2 || prog.Tables[0].Name != "Orders" || len(prog.Tables[1].PrimaryKey) != 3 {
+	if len(prog.Tables) != 2 || prog.Tables[0].Name != "Orders" || len(prog.Tables[1].PrimaryKey) != 4 {
 		t.Errorf("%+v", prog.Tables)
 	}
 }

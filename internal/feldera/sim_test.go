@@ -43,7 +43,9 @@ const patience = 20 * time.Second
 
 func simulated(t *testing.T, opts felderasim.Options, cfg Config) (*felderasim.Sim, *Client, *Schema) {
 	t.Helper()
-	opts.SQL = simSQL
+	if opts.SQL == "" {
+		opts.SQL = simSQL
+	}
 	sim, err := felderasim.New(opts)
 	if err != nil {
 		t.Fatal(err)

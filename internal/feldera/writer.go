@@ -25,6 +25,9 @@ type Writer struct {
 	// context before it has settled: the next one must not overtake the rows
 	// that may still be applied.
 	unsettled error
+	// only is the one incarnation that the rows in hand may go to, "" for the
+	// expected one, whichever that is. It is guarded by turn.
+	only string
 	// mixing is how many parse errors the endpoint had when it was last looked
 	// at, with Config.Shared. Guarded by turn.
 	mixing mixing
@@ -93,6 +96,21 @@ type RejectedRow struct {
 	Index int
 	// Refusal says why, in the pipeline's words.
 	Refusal *decode.Refusal
+}
+
+// SendOnly is [Writer.Send] for rows that say themselves which incarnation they
+// stand for: no attempt goes out while another one is expected.
+func (w *Writer) SendOnly(ctx context.Context, a *Array, incarnation string) (Token, error) {
+	if err := w.owns(a); err != nil {
+		return Token{}, err
+	}
+	if err := w.take(ctx); err != nil {
+		return Token{}, err
+	}
+	defer w.give()
+	w.only = incarnation
+	defer func() { w.only = "" }()
+	return w.deliver(ctx, a.Body())
 }
 
 // SendSplit is Send for policies that set refused rows aside: an array that is
@@ -229,6 +247,9 @@ func (w *Writer) knowIncarnation(ctx context.Context, r *retrier) error {
 // post makes one attempt. Its context is the caller's without the end: to cut
 // a body in the middle would leave the outcome open for nothing.
 func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
+	if now := w.c.Expected(); w.only != "" && w.only != now {
+		return Token{}, &IncarnationChanged{Was: w.only, Now: now}
+	}
 	cl := call{
 		endpoint: epIngress, method: http.MethodPost, path: w.table.ingressPath(),
 		body: body, mutates: true, limit: maxLargeBody,
@@ -251,6 +272,9 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 	}
 	if err := w.c.sameIncarnation(tok.Incarnation); err != nil {
 		return Token{}, err
+	}
+	if w.only != "" && w.only != tok.Incarnation {
+		return Token{}, &IncarnationChanged{Was: w.only, Now: tok.Incarnation}
 	}
 	tok.lane, tok.seq = w.table.spelling, w.c.seq.Add(1)
 	return tok, nil
