@@ -42,7 +42,8 @@ type Completions struct {
 	wake chan struct{}
 
 	mu sync.Mutex
-	// lanes holds the outstanding tokens by writer, in the order of sending.
+	// lanes holds the outstanding tokens by incarnation and writer, in the
+	// order of sending.
 	// Their number is bounded by what the callers keep in flight. No lane in
 	// it is empty.
 	lanes map[string][]*watched
@@ -68,9 +69,11 @@ func (c *Client) NewCompletions(opts CompletionsOptions) *Completions {
 // completed, or once with Err and never again. fn runs on the goroutine of Run
 // and must not block. Nothing more is called once Run has returned.
 func (cs *Completions) Watch(tok Token, fn func(Evidence)) {
-	lane := tok.lane
-	if lane == "" {
-		lane = "\x00" + tok.Raw // of an unknown writer: comparable with no other
+	// A later token covers an earlier one of its own process only: what that
+	// of a new one has reached says nothing about rows that the old one took.
+	lane := tok.Incarnation + "\x00" + tok.lane
+	if tok.lane == "" {
+		lane += "\x00" + tok.Raw // of an unknown writer: comparable with no other
 	}
 	cs.mu.Lock()
 	list := append(cs.lanes[lane], &watched{token: tok, fn: fn, rung: ack.Accepted})

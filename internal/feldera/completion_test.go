@@ -282,3 +282,48 @@ func TestCompletionsEndByRefusal(t *testing.T) {
 		wantCanceled(t, ended)
 	})
 }
+
+// What a token of the new process has reached says nothing about the rows of
+// the old one, although they were sent before it: its owner may go on with a
+// new incarnation while the old tokens are still watched.
+func TestCompletionsOfTwoIncarnations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := newScripted(t, Config{}, func(_ int, r seen) answer {
+			switch q, _ := url.ParseQuery(r.query); {
+			case r.path == "/stats":
+				return statsOf("u2", "Running")
+			case q.Get("token") == rawToken("u2", 1):
+				return answer{status: 200, body: `{"status":"complete","step":1}`}
+			}
+			return answer{status: 410, body: `{"error_code":"PipelineRestarted"}`}
+		})
+		cs := c.NewCompletions(CompletionsOptions{})
+		got := make(chan Evidence, 10)
+		note := func(ev Evidence) { got <- ev }
+		cs.Watch(tokenNo("orders", 1), note)
+		cs.Watch(Token{Raw: rawToken("u2", 1), Incarnation: "u2", lane: "orders", seq: 2}, note)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- cs.Run(ctx) }()
+		synctest.Wait()
+		sleep(ctx, time.Minute)
+		cancel()
+		wantCanceled(t, ended)
+		close(got)
+		lost, completed := 0, 0
+		for ev := range got {
+			var changed *IncarnationChanged
+			switch {
+			case errors.As(ev.Err, &changed) && ev.Token.Incarnation == "u1":
+				lost++
+			case ev.Err == nil && ev.Token.Incarnation == "u2":
+				completed++ // ingested, and completed
+			default:
+				t.Errorf("a token of %s: %s, %v", ev.Token.Incarnation, ev.Rung, ev.Err)
+			}
+		}
+		if lost != 1 || completed != 2 {
+			t.Errorf("%d lost, %d pieces of evidence", lost, completed)
+		}
+	})
+}

@@ -26,9 +26,8 @@ import (
 type mixing struct {
 	known  bool
 	errors uint64
-	// blind is true once it was said that the statistics do not show the
-	// endpoint.
-	blind bool
+	// incarnation is the process that has counted: another one begins anew.
+	incarnation string
 }
 
 // errMixed is why a request that was answered with 200 is sent again.
@@ -36,12 +35,12 @@ var errMixed = errors.New("accepted, but the table's endpoint had parse errors m
 
 // beforeMixing sees to it that the count from before a request is known.
 func (w *Writer) beforeMixing(ctx context.Context, r *retrier) error {
-	if !w.c.cfg.Shared || w.mixing.known {
+	if !w.c.cfg.Shared || w.mixing.known && w.mixing.incarnation == w.c.Expected() {
 		return nil
 	}
-	n, err := w.parseErrors(ctx, r, false)
+	now, err := w.parseErrors(ctx, r, false)
 	if err == nil {
-		w.mixing.known, w.mixing.errors = true, n
+		w.mixing = now
 	}
 	return err
 }
@@ -52,7 +51,7 @@ func (w *Writer) unmixed(ctx context.Context, r *retrier) (bool, error) {
 	if !w.c.cfg.Shared {
 		return true, nil
 	}
-	n, err := w.parseErrors(ctx, r, true)
+	now, err := w.parseErrors(ctx, r, true)
 	if err != nil {
 		// The rows may or may not be in: as after an answer that was lost, but
 		// nothing of them can come late.
@@ -60,8 +59,8 @@ func (w *Writer) unmixed(ctx context.Context, r *retrier) (bool, error) {
 		return false, err
 	}
 	was := w.mixing
-	w.mixing.known, w.mixing.errors = true, n
-	if was.known && was.errors == n {
+	w.mixing = now
+	if was == now {
 		return true, nil
 	}
 	return false, r.wait(ctx, errMixed)
@@ -69,28 +68,32 @@ func (w *Writer) unmixed(ctx context.Context, r *retrier) (bool, error) {
 
 // parseErrors reads how many parse errors the table's endpoint has had, again
 // and again where it must. used tells that a request of ours has been there.
-func (w *Writer) parseErrors(ctx context.Context, r *retrier, used bool) (uint64, error) {
+func (w *Writer) parseErrors(ctx context.Context, r *retrier, used bool) (mixing, error) {
 	for {
-		s, err := w.c.Stats(ctx)
+		// The look belongs to the request that was answered: it is no more cut
+		// by the end of ctx than the request is.
+		uncut, done := w.c.unlessHalted(ctx)
+		s, err := w.c.Stats(uncut)
+		done()
 		if err == nil {
 			if err := w.c.sameIncarnation(s.Incarnation); err != nil {
-				return 0, err
+				return mixing{}, err
 			}
 			n, shown := w.parseErrorsIn(s)
-			if !shown && used && !w.mixing.blind {
-				w.mixing.blind = true
+			if !shown && used && !w.blind {
+				w.blind = true
 				w.c.cfg.Logger.WarnContext(ctx, "the pipeline's statistics do not show the table's endpoint: rows that another process's request swallowed would not be noticed", "table", w.table.spelling)
 			}
-			return n, nil
+			return mixing{known: true, errors: n, incarnation: s.Incarnation}, nil
 		}
 		if ctx.Err() != nil {
-			return 0, r.ended(ctx)
+			return mixing{}, r.ended(ctx)
 		}
 		if class := Classify(err); class == ClassOtherIncarnation || class == ClassStopOperator {
-			return 0, w.final(err)
+			return mixing{}, w.final(err)
 		}
 		if err := r.wait(ctx, fmt.Errorf("look for parse errors: %w", err)); err != nil {
-			return 0, err
+			return mixing{}, err
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"holdfast/test/felderasim"
@@ -128,6 +129,66 @@ func TestSimulatedSwallowedBody(t *testing.T) {
 	if answer.StatusCode != http.StatusBadRequest {
 		t.Errorf("the other request got %s", answer.Status)
 	}
+}
+
+// A caller that gives up while its request is under way still gets what came of
+// it, the look at the endpoint included.
+func TestSharedRequestIsNotCut(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c, s := newScripted(t, Config{Shared: true}, func(_ int, r seen) answer {
+		if r.path == "/stats" {
+			return statsOf("u1", "Running")
+		}
+		cancel()
+		return accepted("u1", 1)
+	})
+	tab := ordersTable(true)
+	if tok, err := c.Writer(tab).Send(ctx, orderRows(t, tab, "1")); err != nil || tok.Incarnation != "u1" {
+		t.Errorf("%+v, %v", tok, err)
+	}
+	if n := len(s.requests("/stats")); n != 3 {
+		t.Errorf("%d looks at /stats, want one for the incarnation, one before and one after", n)
+	}
+}
+
+// The count of a process that is gone is no measure for the next one: a request
+// that was swallowed there must not pass because the numbers are the same.
+func TestMixingOfAnotherIncarnation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		incarnation, counts := "u1", []int{3, 3}
+		c, s := newScripted(t, Config{Shared: true}, func(_ int, r seen) answer {
+			if r.path != "/stats" {
+				return accepted(incarnation, 1)
+			}
+			n := counts[0]
+			counts = counts[min(1, len(counts)-1):]
+			return answer{status: 200, body: fmt.Sprintf(`{"global_metrics":{"state":"Running","incarnation_uuid":%q},"inputs":[`+
+				`{"endpoint_name":"orders.api-ingress-0123456789abcdef","config":{"stream":"orders"},"metrics":{"num_parse_errors":%d}},`+
+				`{"endpoint_name":"orders2.api-ingress-0123456789abcdef","config":{"stream":"orders2"},"metrics":{"num_parse_errors":%d}}]}`, incarnation, n, len(counts))}
+		})
+		c.Expect("u1")
+		tab := ordersTable(true)
+		for _, now := range []struct {
+			incarnation string
+			counts      []int
+			total       int
+		}{
+			{"u1", []int{3, 3}, 1},
+			{"u1", []int{3}, 2},
+			{"u2", []int{0, 3}, 4}, // before, and after: it has grown to what the old one had
+			{"u2", []int{3}, 5},
+			{"u2", []int{4, 4}, 7},
+		} {
+			incarnation, counts = now.incarnation, now.counts
+			c.Expect(incarnation)
+			if _, err := c.Writer(tab).Send(t.Context(), orderRows(t, tab, "1")); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(s.requests("/ingress/orders")); n != now.total {
+				t.Errorf("%s, counts %v: %d posts so far, want %d", now.incarnation, now.counts, n, now.total)
+			}
+		}
+	})
 }
 
 // Members of a group write to one table at once, their bodies mixed piece by

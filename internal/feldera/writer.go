@@ -31,6 +31,9 @@ type Writer struct {
 	// mixing is how many parse errors the endpoint had when it was last looked
 	// at, with Config.Shared. Guarded by turn.
 	mixing mixing
+	// blind is true once it was said that the statistics do not show the
+	// endpoint. Guarded by turn.
+	blind bool
 }
 
 // Writer gives the writer of a table. All calls for one table give the same.
