@@ -34,6 +34,9 @@ func program() ops.Program {
 			ops.CheckVerb(preflights),
 			felderaSQLVerb(),
 			stateVerb(),
+			slotVerb(),
+			skipVerb(),
+			publicationVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
 				c, err := config.LoadPGSource(environ)
 				if err != nil {

@@ -41,31 +41,18 @@ func stateVerb() ops.Verb {
 			if err != nil {
 				return err
 			}
-			c, err := load(call.Environ)
-			if err != nil {
-				return err
-			}
-			rt, err := ops.LookingRuntime(daemon)
-			if err != nil {
-				return err
-			}
-			source, closing, err := newSource(ctx, c, rt)
-			if err != nil {
-				return err
-			}
-			defer closing()
-			ctx, cancel := context.WithTimeout(ctx, stateTimeout)
-			defer cancel()
-			switch {
-			case action == "show":
-				return showState(ctx, call, source)
-			case !yes:
-				return ops.WithExitCode(ops.ExitUsage, fmt.Errorf("state %s changes what pgsource believes: %s; say -yes", action, meaning[action]))
-			case action == "reset":
-				return resetState(ctx, call, source)
-			default:
-				return acceptState(ctx, call, source)
-			}
+			return lookingFor(ctx, call, stateTimeout, func(ctx context.Context, source *wal.Source) error {
+				switch {
+				case action == "show":
+					return showState(ctx, call, source)
+				case !yes:
+					return ops.WithExitCode(ops.ExitUsage, fmt.Errorf("state %s changes what pgsource believes: %s; say -yes", action, meaning[action]))
+				case action == "reset":
+					return resetState(ctx, call, source)
+				default:
+					return acceptState(ctx, call, source)
+				}
+			})
 		},
 	}
 }
@@ -145,6 +132,12 @@ func describeState(where string, st *wal.State) string {
 	line("incarnation", "%s", st.Incarnation)
 	if st.Intent != nil {
 		line("transaction", "Feldera transaction %d of incarnation %s was ours", st.Intent.ID, st.Intent.Incarnation)
+	}
+	if st.Refused != nil {
+		line("refused", "%s: %s", st.Refused.Refused.UTC().Format(time.RFC3339), st.Refused.Why)
+	}
+	if st.Skip != nil {
+		line("skip", "the transaction ending at %s is passed over; its rows are in %s", st.Skip.End, st.Skip.File)
 	}
 	line("saved", "%s, save %d, by %s", st.Saved.UTC().Format(time.RFC3339Nano), st.Sequence, st.Writer)
 	for _, n := range st.Notices {

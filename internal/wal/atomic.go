@@ -279,14 +279,14 @@ func (d *deliverer) isLarge(tx *transaction) bool {
 // refused has to be found before. What it learned of relations is forgotten,
 // since the rows are read once more.
 func (d *deliverer) rehearse(work context.Context, tx *transaction) (requests int, err error) {
-	decoder, routes, strangers := d.decoder, d.routes, d.strangers
-	d.decoder, d.routes, d.strangers = decoder.Clone(), maps.Clone(routes), maps.Clone(strangers)
+	decoder, routes, strangers, unusable := d.decoder, d.routes, d.strangers, d.unusable
+	d.decoder, d.routes, d.strangers, d.unusable = decoder.Clone(), maps.Clone(routes), maps.Clone(strangers), maps.Clone(unusable)
 	d.rehearsing = true
 	for _, out := range d.outputs {
 		out.array.Quiet = true
 	}
 	defer func() {
-		d.decoder, d.routes, d.strangers = decoder, routes, strangers
+		d.decoder, d.routes, d.strangers, d.unusable = decoder, routes, strangers, unusable
 		d.rehearsing = false
 		for _, out := range d.outputs {
 			out.empty()

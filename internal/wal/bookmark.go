@@ -56,6 +56,11 @@ type State struct {
 	// Notices are what no person has said yet to have looked after, oldest
 	// first, at most maxNotices.
 	Notices []Notice `json:"notices,omitzero"`
+	// Refused is the transaction that ended the last run, Skip the one that a
+	// person has decided to pass over. Both are forgotten when the bookmark has
+	// passed them.
+	Refused *RefusedTransaction `json:"refused,omitzero"`
+	Skip    *SkippedTransaction `json:"skip,omitzero"`
 	// Snapshot is the cursor of a copy of existing rows. This version makes
 	// none; what is there is kept as it is.
 	Snapshot jsontext.Value `json:"snapshot,omitzero"`

@@ -43,6 +43,11 @@ type deliverer struct {
 	// a partitioned table beside its root); a row of one is. Bounded as the
 	// decoder's own relations are.
 	strangers map[uint32]*decode.Relation
+	// unusable are relations that a transaction described which was passed
+	// over, and that were refused: their rows are. passed is the end of the
+	// last transaction that was passed over.
+	unusable map[uint32]error
+	passed   uint64
 	// outputs are the Feldera tables that rows have gone to, in the order of
 	// their first row, which is the order in which a batch is sent.
 	outputs []*output
@@ -120,7 +125,7 @@ func (b *batch) keep(out *output, token feldera.Token) {
 func newDeliverer(a *attempt, completions *feldera.Completions, durability *feldera.Durability) *deliverer {
 	return &deliverer{
 		a: a, cfg: &a.s.cfg, completions: completions, durability: durability, decoder: decode.NewPgOutput(),
-		routes: make(map[uint32]*route), strangers: make(map[uint32]*decode.Relation), finished: newSignal(),
+		routes: make(map[uint32]*route), strangers: make(map[uint32]*decode.Relation), unusable: make(map[uint32]error), finished: newSignal(),
 		atomic: !a.s.cfg.TableAtomicity,
 	}
 }

@@ -350,8 +350,8 @@ func (s *Source) firstStart(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return found == 0, nil
 }
 
-// bytesText writes a number of bytes for people.
-func bytesText(n int64) string {
+// BytesText writes a number of bytes for people.
+func BytesText(n int64) string {
 	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB"}
 	v, i := math.Abs(float64(n)), 0
 	for v >= 1024 && i < len(units)-1 {

@@ -18,6 +18,10 @@ type route struct {
 
 // row takes one message of a transaction.
 func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error {
+	if d.passesOver(tx) {
+		d.passOver(work, msg, tx)
+		return nil
+	}
 	m, err := d.decoder.Decode(msg)
 	if err != nil {
 		return at(err, tx)
@@ -32,6 +36,9 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 	case decode.MsgInsert, decode.MsgUpdate, decode.MsgDelete:
 		if stranger := d.strangers[m.Change.Relation.ID]; stranger != nil {
 			return at(notMapped(stranger), tx)
+		}
+		if err := d.unusable[m.Change.Relation.ID]; err != nil {
+			return at(err, tx)
 		}
 		r := d.routes[m.Change.Relation.ID]
 		if r == nil || r.rel != m.Change.Relation {
@@ -54,6 +61,7 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 // setRoute compiles the way for a relation's rows, as the server has just
 // described it.
 func (d *deliverer) setRoute(work context.Context, rel *decode.Relation, tx *transaction) error {
+	delete(d.unusable, rel.ID)
 	table := d.a.ready.tables[nameOf(rel)]
 	if table == nil {
 		d.strangers[rel.ID] = rel
@@ -108,5 +116,5 @@ func at(err error, tx *transaction) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("transaction %d ending at LSN %s: %w", tx.xid, decode.FormatLSN(tx.end), err)
+	return &transactionError{xid: tx.xid, end: tx.end, err: err}
 }

@@ -50,7 +50,9 @@ type ready struct {
 	// wal_sender_timeout to ask for, 0 for the server's own.
 	statusEvery   time.Duration
 	senderTimeout time.Duration
-	tables        map[tableName]*feldera.Table
+	// skip is the end of the transaction to pass over, 0 for none.
+	skip   uint64
+	tables map[tableName]*feldera.Table
 }
 
 // tableName is a source table's full name. It is a pair and not a text, since
@@ -158,7 +160,11 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 	if err := s.ensureSlot(ctx, conn, r); err != nil {
 		return err
 	}
-	return s.remember(ctx, r)
+	if err := s.remember(ctx, r); err != nil {
+		return err
+	}
+	r.skip, err = s.skipping(ctx)
+	return err
 }
 
 // checkTables holds every configured table against its Feldera table, as far

@@ -86,13 +86,13 @@ func (st *slotState) behind() int64 {
 // String says in a line what the slot is.
 func (st *slotState) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "confirmed up to %s, %s behind the server", decode.FormatLSN(st.confirmed), bytesText(st.behind()))
+	fmt.Fprintf(&b, "confirmed up to %s, %s behind the server", decode.FormatLSN(st.confirmed), BytesText(st.behind()))
 	if st.status != "" {
 		fmt.Fprintf(&b, ", wal_status %s", st.status)
 	}
-	fmt.Fprintf(&b, ", %s of WAL retained", bytesText(st.retained))
+	fmt.Fprintf(&b, ", %s of WAL retained", BytesText(st.retained))
 	if st.safe != nil && !st.lost() {
-		fmt.Fprintf(&b, ", %s left before max_slot_wal_keep_size", bytesText(*st.safe))
+		fmt.Fprintf(&b, ", %s left before max_slot_wal_keep_size", BytesText(*st.safe))
 	}
 	if st.active {
 		fmt.Fprintf(&b, ", in use by process %d", st.activePID)
@@ -146,7 +146,7 @@ func (st *slotState) usable(name string) error {
 			words.do = "look for the reason in the server's manual"
 		}
 		return refused(decode.ReasonGap,
-			fmt.Sprintf("it is lost: %s; every change after %s, %s of WAL until now, is lost to it", words.why, decode.FormatLSN(st.confirmed), bytesText(st.behind())),
+			fmt.Sprintf("it is lost: %s; every change after %s, %s of WAL until now, is lost to it", words.why, decode.FormatLSN(st.confirmed), BytesText(st.behind())),
 			fmt.Sprintf("load the tables again with a new slot: SELECT pg_drop_replication_slot(%s); SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); to keep it from happening again, %s",
 				quoteLiteral(name), quoteLiteral(name), words.do))
 	case st.synced && !st.failover:
@@ -273,4 +273,117 @@ func (s *Source) slotBlockers(ctx context.Context) (string, error) {
 		return err
 	})
 	return strings.Join(lines, "; "), err
+}
+
+// Slot is what the verb "slot show" tells.
+type Slot struct {
+	Name            string `json:"name"`
+	Usable          bool   `json:"usable"`
+	Why             string `json:"why_not,omitempty"`
+	Do              string `json:"fix,omitempty"`
+	Plugin          string `json:"plugin"`
+	Database        string `json:"database"`
+	WALStatus       string `json:"wal_status"`
+	Invalidation    string `json:"invalidation_reason,omitempty"`
+	Confirmed       LSN    `json:"confirmed_flush_lsn"`
+	Restart         LSN    `json:"restart_lsn"`
+	Server          LSN    `json:"server_lsn"`
+	BehindBytes     int64  `json:"behind_bytes"`
+	RetainedBytes   int64  `json:"retained_bytes"`
+	SafeBytes       *int64 `json:"safe_wal_bytes,omitempty"`
+	TwoPhase        bool   `json:"two_phase"`
+	Failover        bool   `json:"failover"`
+	Synced          bool   `json:"synced"`
+	InactiveSince   string `json:"inactive_since,omitempty"`
+	SpilledBytes    int64  `json:"spilled_bytes"`
+	Active          bool   `json:"active"`
+	ActivePID       int32  `json:"active_pid,omitempty"`
+	ActiveName      string `json:"active_application,omitempty"`
+	ActiveUser      string `json:"active_user,omitempty"`
+	ActiveFrom      string `json:"active_from,omitempty"`
+	ActiveLastReply string `json:"active_last_reply,omitempty"`
+}
+
+// ShowSlot looks at the slot. It gives nil where the server has none of this
+// name.
+func (s *Source) ShowSlot(ctx context.Context) (*Slot, error) {
+	var shown *Slot
+	err := s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		st, err := readSlot(ctx, conn, s.cfg.Slot)
+		if err != nil || st == nil {
+			return err
+		}
+		shown, err = showSlotState(ctx, conn, st)
+		return err
+	})
+	return shown, err
+}
+
+func showSlotState(ctx context.Context, conn *pgx.Conn, st *slotState) (*Slot, error) {
+	shown := &Slot{
+		Name: st.name, Usable: true, Plugin: st.plugin, Database: st.database, WALStatus: st.status, Invalidation: st.invalidation,
+		Confirmed: LSN(st.confirmed), Restart: LSN(st.restart), Server: LSN(st.current), BehindBytes: st.behind(), RetainedBytes: st.retained,
+		SafeBytes: st.safe, TwoPhase: st.twoPhase, Failover: st.failover, Synced: st.synced, InactiveSince: st.inactiveSince,
+		SpilledBytes: st.spilledBytes, Active: st.active, ActivePID: st.activePID,
+	}
+	if refused, ok := errors.AsType[*decode.Refusal](st.usable(st.name)); ok {
+		shown.Usable, shown.Why, shown.Do = false, refused.Why, refused.Do
+	}
+	if st.active {
+		o, err := readOccupant(ctx, conn, st.name)
+		if err != nil {
+			return nil, err
+		}
+		shown.ActiveName, shown.ActiveUser, shown.ActiveFrom, shown.ActiveLastReply = o.application, o.user, o.client, o.reply
+	}
+	return shown, nil
+}
+
+// DropSlot drops the slot for good; sure is told what is lost and has to
+// agree. It refuses a slot that is in use, and one that is no slot of ours by
+// its kind.
+func (s *Source) DropSlot(ctx context.Context, sure func(*Slot) error) error {
+	return s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		st, err := readSlot(ctx, conn, s.cfg.Slot)
+		if err != nil {
+			return err
+		}
+		if st == nil {
+			return &decode.Refusal{Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot, Why: "the server has none of this name", Expected: "a slot to drop"}
+		}
+		shown, err := showSlotState(ctx, conn, st)
+		if err != nil {
+			return err
+		}
+		switch {
+		case st.active:
+			return &decode.Refusal{
+				Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot,
+				Why:      fmt.Sprintf("it is in use by process %d (application %q, user %q, from %s)", shown.ActivePID, shown.ActiveName, shown.ActiveUser, shown.ActiveFrom),
+				Expected: "a slot that nobody reads", Do: "stop that process first",
+			}
+		case !st.lost() && !shown.Usable:
+			return &decode.Refusal{
+				Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot, Why: "it is none that pgsource could have used: " + shown.Why,
+				Expected: "a slot of pgsource", Do: fmt.Sprintf("correct PGSOURCE_SLOT; if it has to go, run: SELECT pg_drop_replication_slot(%s)", quoteLiteral(s.cfg.Slot)),
+			}
+		}
+		if err := sure(shown); err != nil {
+			return err
+		}
+		if _, err := conn.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, s.cfg.Slot); err != nil {
+			return classify(fmt.Sprintf("drop slot %q", s.cfg.Slot), err)
+		}
+		return nil
+	})
+}
+
+// SetupSQL gives the statements that an owner of the tables runs, in this
+// order, where pgsource itself may not create publication and slot.
+func (s *Source) SetupSQL() []string {
+	slot := fmt.Sprintf("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", quoteLiteral(s.cfg.Slot))
+	if s.cfg.Failover {
+		slot = fmt.Sprintf("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", quoteLiteral(s.cfg.Slot))
+	}
+	return []string{s.publicationStatement(), slot}
 }

@@ -11,6 +11,7 @@ import (
 type slotMetrics struct {
 	lag       *lag
 	takeovers prometheus.Counter
+	skipped   prometheus.Counter
 	growth    prometheus.Gauge
 	left      *prometheus.GaugeVec // no label: absent where there is nothing to run out
 	// spilledTransactions and spilledBytes are the server's own counts.
@@ -23,6 +24,9 @@ func newSlotMetrics(reg prometheus.Registerer) *slotMetrics {
 		takeovers: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "pgsource_takeovers_total", Help: "Silent replication connections of a pgsource that were ended because they held the slot.",
 		}),
+		skipped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "pgsource_skipped_transactions_total", Help: "Transactions that were passed over because of pgsource skip; one that is read again after a crash counts again.",
+		}),
 		growth: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "pgsource_slot_retained_bytes_per_second", Help: "How fast the WAL that the slot keeps grows, over the last five minutes; negative while it shrinks.",
 		}),
@@ -30,7 +34,7 @@ func newSlotMetrics(reg prometheus.Registerer) *slotMetrics {
 			Name: "pgsource_slot_time_left_seconds", Help: "When the slot reaches max_slot_wal_keep_size at this pace; absent while it does not get nearer.",
 		}, nil),
 	}
-	reg.MustRegister(m.takeovers, m.growth, m.left,
+	reg.MustRegister(m.takeovers, m.skipped, m.growth, m.left,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pgsource_received_lag_seconds", Help: "Age, by the server's clock, of the oldest WAL that the server had at a look and that was not received; looks are ten seconds apart.",
 		}, func() float64 { return m.lag.received().Seconds() }),

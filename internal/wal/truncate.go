@@ -85,7 +85,7 @@ func (d *deliverer) deliverParts(work, finish context.Context, txs []*transactio
 }
 
 func (d *deliverer) empties(tx *transaction) bool {
-	return d.cfg.Truncate == TruncateDeleteAll && len(tx.truncated) > 0
+	return d.cfg.Truncate == TruncateDeleteAll && len(tx.truncated) > 0 && !d.passesOver(tx)
 }
 
 // emptyTables deletes every row of the tables that tx truncates. Where one of

@@ -270,6 +270,7 @@ func (s *Source) Run(ctx context.Context) error {
 		case errors.As(err, &again):
 			s.readAgain(ctx, again)
 		default:
+			s.recordRefused(ctx, err)
 			return err
 		}
 		if err := sleep(ctx, retry.NextBackOff()); err != nil {

@@ -119,7 +119,7 @@ const (
 func (st *slotState) report(wantsFailover bool, growth float64, left time.Duration) Status {
 	r := Status{Check: CheckSlot, OK: true, Message: st.String()}
 	if growth > 0 {
-		r.Message += fmt.Sprintf(", growing by %s a second", bytesText(int64(growth)))
+		r.Message += fmt.Sprintf(", growing by %s a second", BytesText(int64(growth)))
 	}
 	if left > 0 {
 		r.Message += fmt.Sprintf(", about %s left at this pace", left.Round(time.Second))
