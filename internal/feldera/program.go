@@ -32,6 +32,9 @@ type TableDef struct {
 	Columns  []ColumnDef
 	// Key names the columns of the PRIMARY KEY, in order; empty for none.
 	Key []string
+	// Unique are the columns of the source's unique indexes. Under REPLICA
+	// IDENTITY FULL a key has to have those of one.
+	Unique [][]string
 	// Notes become comment lines above the statement.
 	Notes []string
 	// Unusable says why the source cannot be carried as it is, with what mends
@@ -411,8 +414,8 @@ func orWord(s, otherwise string) string {
 	return s
 }
 
-// keyDifference compares the keys. Under REPLICA IDENTITY FULL every key over
-// the source's columns works.
+// keyDifference compares the keys. Under REPLICA IDENTITY FULL every key works
+// that the source holds unique.
 func (d *TableDef) keyDifference(t *Table) *Difference {
 	want := make([]string, len(d.Key))
 	for i, k := range d.Key {
@@ -423,6 +426,11 @@ func (d *TableDef) keyDifference(t *Table) *Difference {
 	}
 	have := t.KeyNames()
 	switch full := d.Relation != nil && d.Relation.Identity == decode.IdentityFull; {
+	case full && len(have) > 0 && !Identifies(have, d.Unique):
+		return &Difference{
+			Kind: DifferenceKey, Source: "no unique index", Pipeline: list(have),
+			Text: fmt.Sprintf("the table identifies rows by %s, over which the source has no unique index: its rows would overwrite each other", list(have)),
+		}
 	case len(want) == 0, full && len(have) > 0:
 		return nil
 	case slices.Equal(slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(have))):
@@ -441,6 +449,16 @@ func (d *TableDef) keyDifference(t *Table) *Difference {
 		diff.Text = fmt.Sprintf("the source identifies rows by %s, the table has no PRIMARY KEY: rows that are sent again would count twice", list(want))
 	}
 	return diff
+}
+
+// Identifies tells whether a key has all columns of one of the unique indexes,
+// so that no two rows of the source are one under it.
+func Identifies(key []string, unique [][]string) bool {
+	return slices.ContainsFunc(unique, func(index []string) bool {
+		return !slices.ContainsFunc(index, func(column string) bool {
+			return !slices.ContainsFunc(key, func(k string) bool { return strings.EqualFold(k, column) })
+		})
+	})
 }
 
 // heldBy tells whether a column of type have takes every value of the source

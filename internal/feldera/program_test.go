@@ -188,7 +188,12 @@ func TestDifferences(t *testing.T) {
 		{name: "NULL in the source", change: func(d *TableDef) { d.Columns[2].Type.Nullable = true }, want: []string{"not_null qty"}},
 		{name: "a NOT NULL column without source", change: func(d *TableDef) { d.Columns = d.Columns[:2] }, want: []string{"no_source qty"}},
 		{name: "another key", change: func(d *TableDef) { d.Key = []string{"id", "qty"} }, want: []string{"key"}},
-		{name: "another key, whole rows", change: func(d *TableDef) { d.Key, d.Relation.Identity = []string{"id", "qty"}, decode.IdentityFull }},
+		{name: "another key, whole rows", change: func(d *TableDef) {
+			d.Key, d.Relation.Identity, d.Unique = []string{"id", "qty"}, decode.IdentityFull, [][]string{{"id", "qty"}, {"ID"}}
+		}},
+		{name: "a key that is not unique, whole rows", change: func(d *TableDef) {
+			d.Key, d.Relation.Identity, d.Unique = []string{"id", "qty"}, decode.IdentityFull, [][]string{{"id", "qty"}}
+		}, want: []string{"key"}},
 		{name: "unusable", change: func(d *TableDef) { d.Unusable = "mend it" }, want: []string{"unusable"}},
 		{name: "what only the encoder sees", change: func(d *TableDef) {
 			d.Relation.Columns = append(d.Relation.Columns, decode.Column{Name: "ID"})

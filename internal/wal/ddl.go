@@ -321,6 +321,16 @@ func describeTable(ctx context.Context, conn *pgx.Conn, publication string, t Ta
 		return nil, err
 	}
 	judge(d, t)
+	if d.Unique, err = readUnique(ctx, conn, rel); err != nil {
+		return nil, err
+	}
+	parts, err := readTree(ctx, conn, rel.ID)
+	if err != nil {
+		return nil, err
+	}
+	if refused, ok := errors.AsType[*decode.Refusal](checkIdentities(rel.ID, parts)); ok && d.Unusable == "" {
+		d.Unusable = refused.Where + ": " + refused.Why + "; " + refused.Do
+	}
 	return d, nil
 }
 

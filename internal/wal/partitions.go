@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
 )
 
 // A partitioned table is carried under the name of its root. What the stream
@@ -212,26 +213,12 @@ func checkUnique(ctx context.Context, conn *pgx.Conn, rel *decode.Relation, key 
 	if rel.Identity != decode.IdentityFull || len(key) == 0 {
 		return nil
 	}
-	rows, err := conn.Query(ctx, `
-		SELECT array_agg(a.attname::text) FROM pg_index i
-		CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, n)
-		JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-		WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
-		GROUP BY i.indexrelid`, rel.ID)
+	indexes, err := readUnique(ctx, conn, rel)
 	if err != nil {
-		return classify("look up the unique indexes of "+rel.String(), err)
+		return err
 	}
-	indexes, err := pgx.CollectRows(rows, pgx.RowTo[[]string])
-	if err != nil {
-		return classify("look up the unique indexes of "+rel.String(), err)
-	}
-	for _, index := range indexes {
-		within := !slices.ContainsFunc(index, func(column string) bool {
-			return !slices.ContainsFunc(key, func(k string) bool { return strings.EqualFold(k, column) })
-		})
-		if within {
-			return nil
-		}
+	if feldera.Identifies(key, indexes) {
+		return nil
 	}
 	columns := strings.Join(key, ", ")
 	return &decode.Refusal{
@@ -240,4 +227,22 @@ func checkUnique(ctx context.Context, conn *pgx.Conn, rel *decode.Relation, key 
 		Expected: "a unique index over columns of the Feldera table's PRIMARY KEY",
 		Do:       fmt.Sprintf("CREATE UNIQUE INDEX ON %s (%s); or declare another key, or none, in Feldera", nameOf(rel), columns),
 	}
+}
+
+// readUnique gives the columns of each unique index that holds for all rows.
+func readUnique(ctx context.Context, conn *pgx.Conn, rel *decode.Relation) ([][]string, error) {
+	rows, err := conn.Query(ctx, `
+		SELECT array_agg(a.attname::text) FROM pg_index i
+		CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, n)
+		JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+		WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
+		GROUP BY i.indexrelid`, rel.ID)
+	if err != nil {
+		return nil, classify("look up the unique indexes of "+rel.String(), err)
+	}
+	indexes, err := pgx.CollectRows(rows, pgx.RowTo[[]string])
+	if err != nil {
+		return nil, classify("look up the unique indexes of "+rel.String(), err)
+	}
+	return indexes, nil
 }

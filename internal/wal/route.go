@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
@@ -86,7 +87,34 @@ func (d *deliverer) setRoute(work context.Context, rel *decode.Relation, tx *tra
 	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))
 	d.cfg.Metrics.absentColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Missing())))
 	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table)}
+	if !d.rehearsing {
+		d.showShapes()
+	}
 	return nil
+}
+
+// showShapes says in health which columns have no counterpart on the other
+// side. Tables that fit whole are not named.
+func (d *deliverer) showShapes() {
+	const most = 20
+	var parts []string
+	for _, r := range d.routes {
+		if left := r.encoder.Ignored(); len(left) > 0 {
+			parts = append(parts, fmt.Sprintf("%s: left out %s", r.rel, strings.Join(left, ", ")))
+		}
+		if missing := r.encoder.Missing(); len(missing) > 0 {
+			parts = append(parts, fmt.Sprintf("%s: always NULL in Feldera %s", r.rel, strings.Join(missing, ", ")))
+		}
+	}
+	slices.Sort(parts)
+	if len(parts) > most {
+		parts = append(parts[:most], fmt.Sprintf("and %d more", len(parts)-most))
+	}
+	message := "every column has its counterpart"
+	if len(parts) > 0 {
+		message = strings.Join(parts, "; ")
+	}
+	d.cfg.Report(Status{Check: CheckSchema, OK: true, Message: message})
 }
 
 func notMapped(rel *decode.Relation) error {

@@ -64,6 +64,7 @@ const (
 	CheckDestination = "destination" // the pipeline takes and completes rows
 	CheckPipeline    = "pipeline"    // the pipeline answers and runs
 	CheckSlot        = "slot"        // the slot holds the WAL that is needed
+	CheckSchema      = "schema"      // the tables' shapes fit; what is left out
 	CheckState       = "state"       // the destination still has what it acknowledged
 	CheckStore       = "state store" // positions can be made durable
 	CheckSpill       = "spill"       // what does not fit into memory has a place

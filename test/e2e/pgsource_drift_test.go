@@ -135,6 +135,7 @@ func TestPgsourceSchemaDrift(t *testing.T) {
 		switch c.name {
 		case "added_ignored":
 			metricIs(t, d, "pgsource_ignored_columns", c.name, 1)
+			health(t, d, "the column is shown", func(_ int, body string) bool { return strings.Contains(body, "public.added_ignored: left out x") })
 		case "dropped":
 			metricIs(t, d, "pgsource_absent_columns", c.name, 1)
 		}
