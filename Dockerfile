@@ -35,8 +35,6 @@ COPY --from=state --chown=65532:65532 /var/lib/holdfast /var/lib/holdfast
 # Inside a container the listener must be reachable from outside of it; publish
 # the port on 127.0.0.1 unless others are to see it.
 ENV PGSOURCE_LISTEN=0.0.0.0:8081
-# Nothing else in the image can be written.
-ENV PGSOURCE_SPILL_DIR=/var/lib/holdfast
 WORKDIR /var/lib/holdfast
 VOLUME /var/lib/holdfast
 EXPOSE 8081

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	// CA roots for images that have no store of their own; a system store wins.
@@ -71,6 +74,7 @@ func run(ctx context.Context, call ops.Call) error {
 	if err != nil {
 		return err
 	}
+	boundMemory(call.Environ, int64(c.MemoryLimit))
 	var source *wal.Source
 	return ops.Daemon{
 		Name: daemon, Listen: c.Listen, LogLevel: c.LogLevel, LogFormat: c.LogFormat, Fingerprint: c.Fingerprint(),
@@ -89,6 +93,16 @@ func run(ctx context.Context, call ops.Call) error {
 		},
 		WhileBlocked: func(ctx context.Context) { source.WatchSlot(ctx) }, // a refusal comes from Run
 	}.Run(ctx, call)
+}
+
+// boundMemory makes the garbage collector work the harder the nearer memory
+// comes to what is counted and a share for the rest. Without it garbage may
+// take as much again as what is held. GOMEMLIMIT, where it is set, wins.
+func boundMemory(environ []string, counted int64) {
+	const rest = 128 << 20
+	if !slices.ContainsFunc(environ, func(e string) bool { return strings.HasPrefix(e, "GOMEMLIMIT=") }) {
+		debug.SetMemoryLimit(counted + rest)
+	}
 }
 
 // newSource wires one Source from the configuration.

@@ -134,11 +134,13 @@ func (d *deliverer) sayAtomicity(st *feldera.TransactionState) {
 		status.Message = "table: the rows of one transaction become visible table by table, as PGSOURCE_ATOMICITY=table says"
 	case !d.cfg.intentsLast():
 		d.atomic = false
+		status.OK, status.Works = false, true
 		status.Message = "table: the rows of one transaction become visible table by table, since no state is kept in which a transaction that a crash leaves open could be known again"
 		status.Hint = "give pgsource a place for its state, or set PGSOURCE_ATOMICITY=table"
 		d.a.s.log.Warn("no state is kept: the rows of one transaction become visible table by table, and those of a large one request by request")
 	case st.Status == "":
 		d.atomic = false
+		status.OK, status.Works = false, true
 		status.Message = "table: the rows of one transaction become visible table by table, since this pipeline reports no transactions"
 		status.Hint = "use a build of Feldera with transactions, or set PGSOURCE_ATOMICITY=table"
 		d.a.s.log.Error("this pipeline reports no transactions: the rows of one transaction become visible table by table, and those of a large one request by request")

@@ -84,10 +84,9 @@ const blockHeader = 4 + 8 + 8 + 4 + 8
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const (
-	spillPrefix     = "holdfast-spill-"
-	spillLock       = "lock"
-	segmentPrefix   = "segment-"
-	defaultSpillDir = "/var/tmp"
+	spillPrefix   = "holdfast-spill-"
+	spillLock     = "lock"
+	segmentPrefix = "segment-"
 	// segmentsPerLimit sets how fine the space comes back, and how many files
 	// are open at most.
 	segmentsPerLimit = 64
@@ -97,6 +96,10 @@ const (
 	// taken for a dead process's: a living one makes its lock at once.
 	unlockedFor = time.Minute
 )
+
+// defaultSpillDirs are tried one after the other where nothing is set: the
+// images' volume, and the place for temporary files that is a disk by custom.
+var defaultSpillDirs = []string{"/var/lib/holdfast", "/var/tmp"}
 
 // The faults of a spill.
 var (
@@ -360,37 +363,40 @@ func (s *spill) held() (bytes int64, files int) {
 }
 
 // openSpill makes the spill of a run, and nil where there is none. Without a
-// setting it lies in /var/tmp where that can be written: then its absence is
-// said and nothing else. A directory that was asked for must work.
+// setting it lies where it can: then its absence is said and nothing else. A
+// directory that was asked for must work.
 func (s *Source) openSpill() (*spill, error) {
-	dir := s.cfg.SpillDir
 	if s.cfg.SpillLimit == 0 {
 		s.cfg.Report(Status{Check: CheckSpill, OK: true, Message: "off: every transaction has to fit into PGSOURCE_MEMORY_LIMIT"})
 		return nil, nil //nolint:nilnil // no spill is a state of its own
 	}
-	asked := dir != ""
-	if !asked {
-		dir = defaultSpillDir
+	dirs := defaultSpillDirs
+	if s.cfg.SpillDir != "" {
+		dirs = []string{s.cfg.SpillDir}
 	}
-	sp, err := openSpill(dir, s.cfg.SpillLimit)
-	switch {
-	case err == nil:
-		sp.changed = s.showSpill
-		s.showSpill(0, 0)
-		s.cfg.Report(Status{Check: CheckSpill, OK: true, Message: fmt.Sprintf("up to %d bytes in %s; pgsource_spill_bytes says how many it holds", s.cfg.SpillLimit, sp.path)})
-		return sp, nil
-	case asked:
+	var why error
+	for _, dir := range dirs {
+		sp, err := openSpill(dir, s.cfg.SpillLimit)
+		if err == nil {
+			sp.changed = s.showSpill
+			s.showSpill(0, 0)
+			s.cfg.Report(Status{Check: CheckSpill, OK: true, Message: fmt.Sprintf("up to %d bytes in %s; pgsource_spill_bytes says how many it holds", s.cfg.SpillLimit, sp.path)})
+			return sp, nil
+		}
+		why = errors.Join(why, err)
+	}
+	if s.cfg.SpillDir != "" {
 		return nil, &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "PGSOURCE_SPILL_DIR", Where: dir, Why: "it cannot be used: " + err.Error(),
+			Reason: decode.ReasonSetup, What: "PGSOURCE_SPILL_DIR", Where: s.cfg.SpillDir, Why: "it cannot be used: " + why.Error(),
 			Expected: "a directory that pgsource may make files in, not in memory (tmpfs)",
 			Do:       "make it writable, mount a volume there, or set PGSOURCE_SPILL_DIR=off",
 		}
 	}
 	s.log.Warn("no spill: what does not fit into memory closes the stream, and a transaction larger than PGSOURCE_MEMORY_LIMIT is refused; set PGSOURCE_SPILL_DIR",
-		"dir", dir, "err", err)
+		"err", why)
 	s.cfg.Report(Status{
-		Check: CheckSpill, OK: true, Message: fmt.Sprintf("off, since %s cannot be used: every transaction has to fit into PGSOURCE_MEMORY_LIMIT", dir),
-		Hint: "set PGSOURCE_SPILL_DIR to a directory on a writable volume",
+		Check: CheckSpill, Works: true, Message: "off, since there is no place for it: every transaction has to fit into PGSOURCE_MEMORY_LIMIT",
+		Hint: "set PGSOURCE_SPILL_DIR to a directory on a writable volume, or to off to accept this",
 	})
 	return nil, nil //nolint:nilnil // as above
 }

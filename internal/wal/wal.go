@@ -106,8 +106,8 @@ type Config struct {
 	// being assembled and transactions waiting for delivery.
 	MemoryLimit int64
 	// SpillLimit bounds the bytes on disk of what does not fit into memory; 0 is
-	// no spill. SpillDir is where they lie; "" is /var/tmp where that can be
-	// used, and no spill where it cannot.
+	// no spill. SpillDir is where they lie; "" is one of defaultSpillDirs where
+	// one can be used, and no spill where none can.
 	SpillLimit int64
 	SpillDir   string
 	// TableAtomicity lets the rows of one transaction become visible table by
