@@ -43,6 +43,7 @@ look() {
 	if ! have java || [ "$(java_major || echo 0)" -lt 17 ]; then
 		need "java, 17 or newer (Kafka's broker)" openjdk-17-jre-headless
 	fi
+	have kcat || need "kcat (librdkafka's client, a foreign producer)" kcat
 	have mvn || need "mvn (fetches Kafka's jars)" maven
 	if [ "${1:-}" = page ]; then
 		have chromium || need "chromium (looks at the status page)" chromium

@@ -496,6 +496,7 @@ func (t *sender) accepted(b *batch, tok feldera.Token) {
 	}
 	t.passed(b)
 	t.reportSkips(b)
+	b.skips = nil // the watcher keeps the batch until its evidence, which can be a checkpoint away
 	t.s.cfg.Metrics.sent.WithLabelValues(t.name).Add(float64(b.rows))
 	t.s.cfg.Watcher.Watch(tok, func(e feldera.Evidence) { t.evidence(b, e) })
 	t.s.applyPauses()

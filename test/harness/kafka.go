@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +37,10 @@ type KafkaOptions struct {
 	// Scram gives users that exist from the start: the values of the format
 	// tool's --add-scram.
 	Scram []string
+	// Join makes this a further broker of the other one's cluster, which has
+	// its controller. NodeID is its number, from 2.
+	Join   *Kafka
+	NodeID int
 }
 
 // Kafka is a real Apache Kafka broker, controller and broker in one process
@@ -47,6 +52,8 @@ type Kafka struct {
 
 	files     kafkaFiles
 	listeners map[string]string
+	cluster   string // the cluster's id, by which another broker joins
+	voters    string
 	dir       string // holds the log folder and the two configuration files
 	releases  []func()
 	log       *Log
@@ -148,6 +155,12 @@ func (k *Kafka) prepare(ctx context.Context, opts KafkaOptions) error {
 		"log.retention.check.interval.ms": "2000",
 		"auto.create.topics.enable":       "false",
 	}
+	k.voters = settings["controller.quorum.voters"]
+	if opts.Join != nil {
+		k.voters = opts.Join.voters
+		settings["process.roles"], settings["node.id"] = "broker", strconv.Itoa(opts.NodeID)
+		settings["controller.quorum.voters"], settings["listeners"] = k.voters, "PLAINTEXT://"+ports[0]
+	}
 	k.listeners = make(map[string]string)
 	for _, name := range slices.Sorted(maps.Keys(opts.Listeners)) {
 		port, release, err := ReservePort()
@@ -183,7 +196,11 @@ func (k *Kafka) prepare(ctx context.Context, opts KafkaOptions) error {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
 	id[0] &= 0x7f           // an id must not begin with "-"
-	format := []string{"format", "--cluster-id", base64.RawURLEncoding.EncodeToString(id[:]), "--config", k.conf()}
+	k.cluster = base64.RawURLEncoding.EncodeToString(id[:])
+	if opts.Join != nil {
+		k.cluster = opts.Join.cluster
+	}
+	format := []string{"format", "--cluster-id", k.cluster, "--config", k.conf()}
 	for _, user := range opts.Scram {
 		format = append(format, "--add-scram", user)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Brokers is what the real and the in-process broker have in common: addresses,
@@ -53,6 +54,50 @@ func (b *Brokers) CreateTopic(ctx context.Context, topic string, partitions int3
 		}
 		return nil
 	})
+}
+
+// CreateTopicOn makes a topic of one partition on the brokers of the given
+// numbers, the first of which leads it.
+func (b *Brokers) CreateTopicOn(ctx context.Context, topic string, settings map[string]string, nodes ...int32) error {
+	req := kmsg.NewPtrCreateTopicsRequest()
+	req.TimeoutMillis = 20_000
+	t := kmsg.NewCreateTopicsRequestTopic()
+	t.Topic, t.NumPartitions, t.ReplicationFactor = topic, -1, -1
+	t.ReplicaAssignment = []kmsg.CreateTopicsRequestTopicReplicaAssignment{{Partition: 0, Replicas: nodes}}
+	for name, value := range settings {
+		t.Configs = append(t.Configs, kmsg.CreateTopicsRequestTopicConfig{Name: name, Value: &value})
+	}
+	req.Topics = append(req.Topics, t)
+	client, err := b.Client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	res, err := req.RequestWith(ctx, client)
+	if err == nil && len(res.Topics) == 1 {
+		err = kerr.ErrorForCode(res.Topics[0].ErrorCode)
+	}
+	if err != nil {
+		return fmt.Errorf("create topic %q on brokers %v: %w", topic, nodes, err)
+	}
+	return nil
+}
+
+// PartitionState gives the leader and the replicas in sync of a partition.
+func (b *Brokers) PartitionState(ctx context.Context, topic string, partition int32) (leader int32, inSync []int32, err error) {
+	err = b.admin(func(adm *kadm.Client) error {
+		topics, err := adm.ListTopics(ctx, topic)
+		if err != nil {
+			return err
+		}
+		d := topics[topic].Partitions[partition]
+		leader, inSync = d.Leader, d.ISR
+		return topics[topic].Err
+	})
+	if err != nil {
+		return 0, nil, fmt.Errorf("look up %s[%d]: %w", topic, partition, err)
+	}
+	return leader, inSync, nil
 }
 
 // DeleteTopic deletes a topic, and waits until a new one of that name can be
@@ -177,4 +222,17 @@ func (b *Brokers) GroupType(ctx context.Context, group string) (string, error) {
 		return "", fmt.Errorf("read the type of group %q: %w", group, err)
 	}
 	return typ, nil
+}
+
+// Commit sets a group's offset and note, as an administrator's tool does.
+func (b *Brokers) Commit(ctx context.Context, group, topic string, partition int32, offset int64, note string) error {
+	return b.admin(func(adm *kadm.Client) error {
+		var offsets kadm.Offsets
+		offsets.Add(kadm.Offset{Topic: topic, Partition: partition, At: offset, LeaderEpoch: -1, Metadata: note})
+		res, err := adm.CommitOffsets(ctx, group, offsets)
+		if err := errors.Join(err, res.Error()); err != nil {
+			return fmt.Errorf("commit offset %d of %s[%d] in group %q: %w", offset, topic, partition, group, err)
+		}
+		return nil
+	})
 }
