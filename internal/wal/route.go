@@ -144,5 +144,25 @@ func at(err error, tx *transaction) error {
 	if err == nil {
 		return nil
 	}
-	return &transactionError{xid: tx.xid, end: tx.end, err: err}
+	return &transactionError{xid: tx.xid, end: tx.end, err: skippable(err, tx)}
+}
+
+// skippable adds the last resort to a refusal of what is in the WAL already,
+// where no later change of the source can mend it.
+func skippable(err error, tx *transaction) error {
+	refused, ok := err.(*decode.Refusal) //nolint:errorlint // its text is added to, so it must be the whole error
+	if !ok {
+		return err
+	}
+	switch refused.Reason {
+	case decode.ReasonValue, decode.ReasonIdentity, decode.ReasonSchema, decode.ReasonUnsupported:
+	default:
+		return err
+	}
+	last := *refused
+	if last.Do != "" {
+		last.Do += "; "
+	}
+	last.Do += "as the last resort, to write this transaction to a file and pass over all of it: pgsource skip " + decode.FormatLSN(tx.end)
+	return &last
 }
