@@ -77,6 +77,11 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.topics = c.Topics; c.Topics.HasPatterns() {
+		if s.topics, err = matchTopics(ctx, c, rt); err != nil {
+			return nil, ops.WithExitCode(ops.ExitUnavailable, err)
+		}
+	}
 	checks := []ops.NamedCheck{{Name: "feldera", Run: func(ctx context.Context) (string, error) {
 		schema, err := s.pipeline.Describe(ctx)
 		if err != nil {
@@ -85,11 +90,16 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		_, err = s.routes(schema, func(string) {})
 		return "the pipeline answers and has every table", err
 	}}}
+	if s.decoding.schemas != nil && c.RegistryURL != "" {
+		checks = append(checks, ops.NamedCheck{Name: "schema registry", Run: func(ctx context.Context) (string, error) {
+			return "it answers", s.decoding.schemas.Check(ctx)
+		}})
+	}
 	cfg, err := s.consumerConfig(nil, nil, "")
 	if err != nil {
 		return nil, err
 	}
-	for _, topic := range c.Topics {
+	for _, topic := range s.topics {
 		cfg.Routes = append(cfg.Routes, partition.Route{Topic: topic.Topic, Table: topic.Table, Destination: noDestination{}, Decoder: noDecoder{}})
 	}
 	cfg.Watcher = s.pipeline.NewCompletions(feldera.CompletionsOptions{})

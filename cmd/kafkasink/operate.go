@@ -45,13 +45,21 @@ func operate(ctx context.Context, call ops.Call, do func(ctx context.Context, o 
 	}
 	cfg.Logger = rt.Logger
 	o := operation{call: call, c: c}
-	for _, t := range c.Topics {
-		o.topics = append(o.topics, t.Topic)
-	}
 	if o.admin, err = partition.NewAdmin(ctx, cfg); err != nil {
 		return err
 	}
 	defer o.admin.Close()
+	topics := c.Topics
+	if topics.HasPatterns() {
+		names, err := o.admin.Topics(ctx)
+		if err != nil {
+			return ops.WithExitCode(ops.ExitUnavailable, err)
+		}
+		topics = topics.Expand(names, c.DLQTopic)
+	}
+	for _, t := range topics {
+		o.topics = append(o.topics, t.Topic)
+	}
 	err = do(ctx, o)
 	var refused *decode.Refusal
 	var coded interface{ ExitCode() int }

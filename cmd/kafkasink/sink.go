@@ -41,7 +41,9 @@ type sink struct {
 	policy   feldera.Policy
 	metrics  *partition.Metrics
 	decoding *decoding
-	repeats  *ops.Repeats
+	// topics are those of the session, by name.
+	topics  config.TopicMappings
+	repeats *ops.Repeats
 
 	mu sync.Mutex
 	// stalled is why completion may stand still, by the last look at the
@@ -175,6 +177,9 @@ func (s *sink) run(ctx context.Context) error {
 		s.rt.Health.SetPhase(ops.PhaseConnecting)
 		began := time.Now()
 		err := s.session(ctx)
+		if errors.Is(err, errTopicsChanged) && ctx.Err() == nil {
+			continue
+		}
 		var changed *feldera.IncarnationChanged
 		if !errors.As(err, &changed) || ctx.Err() != nil {
 			return err
@@ -210,6 +215,9 @@ func (s *sink) session(ctx context.Context) error {
 	}
 	over := func(what string) { s.repeats.Worked(ctx, what) }
 	over("wait for the pipeline")
+	if s.topics = s.findTopics(ctx); s.topics == nil {
+		return nil // told to stop
+	}
 	routes, err := s.routes(schema, over)
 	if err != nil {
 		return err
@@ -255,6 +263,11 @@ func (s *sink) session(ctx context.Context) error {
 		}
 	})
 	owned.Go(func() {
+		if err := s.watchTopics(polling); err != nil {
+			stopConsuming(err)
+		}
+	})
+	owned.Go(func() {
 		if err := s.watchPipeline(polling); err != nil {
 			stopConsuming(err)
 		}
@@ -284,7 +297,7 @@ func (s *sink) session(ctx context.Context) error {
 func (s *sink) routes(schema *feldera.Schema, over func(what string)) ([]partition.Route, error) {
 	destinations := make(map[string]partition.Destination)
 	var routes []partition.Route
-	for _, topic := range s.c.Topics {
+	for _, topic := range s.topics {
 		table, err := schema.Table(topic.Table)
 		if err != nil {
 			return nil, err
@@ -364,7 +377,7 @@ func (s *sink) logTrouble(ctx context.Context, st *partition.Status) {
 		}
 	}
 	say(reachBrokers, st.BrokersErr)
-	for _, t := range s.c.Topics {
+	for _, t := range s.topics {
 		say("consume topic "+t.Topic, st.TopicErrs[t.Topic])
 	}
 }

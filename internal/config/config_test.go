@@ -346,6 +346,7 @@ func FuzzTables(f *testing.F) {
 func FuzzTopics(f *testing.F) {
 	f.Add("orders=orders:json")
 	f.Add(`a.b="X:""y":json, c = d : json`)
+	f.Add(`~"a.*|""b"=c:json`)
 	f.Fuzz(func(t *testing.T, text string) {
 		var list, again TopicMappings
 		if list.UnmarshalText([]byte(text)) != nil {

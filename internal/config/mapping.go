@@ -43,7 +43,10 @@ type TableMappings []TableMapping
 
 // TopicMapping says which Feldera table the records of a topic go to.
 type TopicMapping struct {
+	// Topic is "" where there is a Pattern.
 	Topic string
+	// Pattern is a regular expression for the whole names of topics.
+	Pattern string
 	// Table is the Feldera table in its canonical SQL spelling.
 	Table string
 	// Format of the records; one of formats.
@@ -51,7 +54,12 @@ type TopicMapping struct {
 }
 
 // String gives the mapping as it can be written in KAFKASINK_TOPICS.
-func (m TopicMapping) String() string { return m.Topic + "=" + m.Table + ":" + m.Format }
+func (m TopicMapping) String() string {
+	if m.Pattern != "" {
+		return `~"` + strings.ReplaceAll(m.Pattern, `"`, `""`) + `"=` + m.Table + ":" + m.Format
+	}
+	return m.Topic + "=" + m.Table + ":" + m.Format
+}
 
 // TopicMappings is the value of KAFKASINK_TOPICS: at least one mapping, no
 // topic twice. Several topics may go to one table.
@@ -135,10 +143,14 @@ func (t *TopicMappings) UnmarshalText(text []byte) error {
 		if err != nil {
 			return err
 		}
-		if first, twice := topics[m.Topic]; twice {
+		name := m.Topic
+		if m.Pattern != "" {
+			name = "~" + m.Pattern // no topic begins so
+		}
+		if first, twice := topics[name]; twice {
 			return wrong("has the same topic in entries %d and %d", first, entry)
 		}
-		topics[m.Topic], targets[m.Table] = entry, true
+		topics[name], targets[m.Table] = entry, true
 		if len(targets) > maxTargets {
 			return wrong("has more than %d Feldera tables, which is as many as one pipeline takes over HTTP", maxTargets)
 		}
@@ -169,7 +181,12 @@ func (s *scanner) topicName(entry int) (string, error) {
 }
 
 func (s *scanner) topicMapping(entry int) (m TopicMapping, err error) {
-	if m.Topic, err = s.topicName(entry); err != nil {
+	if s.take('~') {
+		m.Pattern, err = s.pattern(entry)
+	} else {
+		m.Topic, err = s.topicName(entry)
+	}
+	if err != nil {
 		return m, err
 	}
 	if !s.take('=') {

@@ -161,9 +161,10 @@ func (c *KafkaSink) schemas(r *reading) {
 		"only together with an https URL", "KAFKASINK_REGISTRY_URL")
 }
 
+// carries tells whether a topic is one of KAFKASINK_TOPICS, or matches one.
 func (c *KafkaSink) carries(topic string) bool {
 	for _, t := range c.Topics {
-		if t.Topic == topic {
+		if t.Topic == topic || (t.Pattern != "" && t.matcher()(topic)) {
 			return true
 		}
 	}

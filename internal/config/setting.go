@@ -135,7 +135,7 @@ func (s Setting) Allowed() string {
 	case "Tables":
 		return "schema.table or schema.table=feldera_table, several separated by commas"
 	case "Topics":
-		return "topic=feldera_table:format, several separated by commas; the format is " + alternatives(topicFormats())
+		return "topic=feldera_table:format or ~\"regex\"=feldera_table:format, several separated by commas; the format is " + alternatives(topicFormats())
 	case "Columns":
 		return "topic/source=column, several separated by commas"
 	case "FieldTypes":

@@ -240,12 +240,8 @@ func (s *scanner) topicOrAll(entry int) (string, error) {
 // companions checks that the settings about topics name topics that are
 // carried.
 func (c *KafkaSink) companions(r *reading) {
-	carried := map[string]bool{everyTopic: true}
-	for _, t := range c.Topics {
-		carried[t.Topic] = true
-	}
 	check := func(setting, topic string) {
-		r.require(carried[topic], setting, "names a topic that is not one of KAFKASINK_TOPICS", "topics of KAFKASINK_TOPICS, or *", "KAFKASINK_TOPICS")
+		r.require(topic == everyTopic || c.carries(topic), setting, "names a topic that is not one of KAFKASINK_TOPICS", "topics of KAFKASINK_TOPICS, or *", "KAFKASINK_TOPICS")
 	}
 	for _, f := range c.Columns {
 		check("KAFKASINK_COLUMNS", f.Topic)

@@ -70,6 +70,44 @@ func TestAvroNeedsSchemas(t *testing.T) {
 	}
 }
 
+func TestPatterns(t *testing.T) {
+	t.Parallel()
+	environ := slices.DeleteFunc(minimalKafka(), func(e string) bool { return strings.HasPrefix(e, "KAFKASINK_TOPICS=") })
+	c, err := LoadKafkaSink(append(environ, `KAFKASINK_TOPICS=~"shop\.(orders|items)_[0-9]{1,3}"=orders:debezium-json, shop.orders_7=special:json , ~"shop\..*"=rest:json`,
+		"KAFKASINK_COLUMNS=shop.orders_3/a=b", "KAFKASINK_DLQ_TOPIC=shop.dead"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.Topics.HasPatterns() {
+		t.Error("no patterns")
+	}
+	got := c.Topics.Expand([]string{"shop.dead", "shop.items_1", "shop.items_1234", "shop.orders_3", "shop.orders_7", "xshop.orders_3", "shop"}, c.DLQTopic)
+	want := TopicMappings{
+		{Topic: "shop.orders_7", Table: "special", Format: "json"},
+		{Topic: "shop.items_1", Table: "orders", Format: "debezium-json"},
+		{Topic: "shop.orders_3", Table: "orders", Format: "debezium-json"},
+		{Topic: "shop.items_1234", Table: "rest", Format: "json"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for setting, fault := range map[string]string{
+		`~shop.*=a:json`:          "has a pattern that is not in double quotes in entry 1",
+		`~"shop.*=a:json`:         "has a double quote without its end in entry 1",
+		`~""=a:json`:              "has a pattern that is empty",
+		`~"("=a:json`:             "has a pattern that is no regular expression",
+		`~"a)|(b"=a:json`:         "has a pattern that is no regular expression",
+		`~"a"=a:json,~"a"=b:json`: "has the same topic in entries 1 and 2",
+		"~\"a\x01\"=a:json":       "control character",
+		`~"` + strings.Repeat("a", 2000) + `"=a:json`: "longer than 1024 bytes",
+	} {
+		_, err := LoadKafkaSink(append(slices.Clone(environ), "KAFKASINK_TOPICS="+setting))
+		if err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%.40s: %v, want %q", setting, err, fault)
+		}
+	}
+}
+
 func TestTopicCompanionFaults(t *testing.T) {
 	t.Parallel()
 	for setting, want := range map[string]string{

@@ -70,6 +70,30 @@ func sinkDebezium(w *sinkWorld) {
 	waitHealthy(t, d)
 }
 
+// sinkPatterns carries all topics whose name matches, those too that are made
+// while it runs, and none other.
+func sinkPatterns(w *sinkWorld) {
+	t := w.t
+	first := w.topic
+	d := w.start(map[string]string{"KAFKASINK_TOPICS": `~"` + first + `(_[0-9]+)?"=orders:json`})
+	w.produce(0, "1", order(1, "first"))
+	w.awaitCommitted(map[int32]int64{0: 1})
+	for _, name := range []string{first + "_2", first + "_other"} {
+		if err := w.kafka.CreateTopic(t.Context(), name, 1, nil); err != nil {
+			t.Fatal(err)
+		}
+		w.topic = name
+		w.produce(0, "2", order(2, name))
+	}
+	w.topic = first + "_2"
+	w.awaitCommitted(map[int32]int64{0: 1})
+	w.topic = first
+	w.produce(0, "3", order(3, "first"))
+	w.awaitCommitted(map[int32]int64{0: 2})
+	w.wantRows([]string{"1", "first", "1.5"}, []string{"2", first + "_2", "2.5"}, []string{"3", "first", "3.5"})
+	waitHealthy(t, d)
+}
+
 // Columns take fields of other names, what stands beside the row, and parts of
 // the key.
 func sinkMapped(w *sinkWorld) {

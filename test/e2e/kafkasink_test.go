@@ -27,6 +27,7 @@ func TestKafkasink(t *testing.T) {
 		"carries rows and tombstones":          sinkCarries,
 		"carries what Debezium writes":         sinkDebezium,
 		"columns from elsewhere":               sinkMapped,
+		"topics by pattern":                    sinkPatterns,
 		"carries Avro past a registry outage":  sinkAvro,
 		"carries what Debezium writes in Avro": sinkDebeziumAvro,
 		"waits for completion":                 sinkWaitsForCompletion,

@@ -37,12 +37,7 @@ var errNotFound = errors.New("the registry has no such schema")
 // errNotFound, a *decode.Refusal where what the registry has can never be used,
 // or any other error where it could not be asked.
 func (r *Registry) ask(ctx context.Context, ref decode.SchemaRef) (*decode.AvroSchema, error) {
-	a := &attempt{r: r, ctx: ctx, seen: make(map[string]bool)}
-	// A client of its own for each attempt: it takes no context, keeps what it
-	// read for ever, and loses the status of an answer that is no JSON.
-	a.client = srclient.NewSchemaRegistryClient(r.cfg.URL, srclient.WithClient(&http.Client{Timeout: r.cfg.Timeout, Transport: a}))
-	a.client.CachingEnabled(false)
-	a.client.CodecCreationEnabled(false)
+	a := r.attempt(ctx)
 	if err := a.authorize(); err != nil {
 		return nil, err
 	}
@@ -66,6 +61,16 @@ func (r *Registry) ask(ctx context.Context, ref decode.SchemaRef) (*decode.AvroS
 		}
 	}
 	return schema, nil
+}
+
+func (r *Registry) attempt(ctx context.Context) *attempt {
+	a := &attempt{r: r, ctx: ctx, seen: make(map[string]bool)}
+	// A client of its own for each attempt: it takes no context, keeps what it
+	// read for ever, and loses the status of an answer that is no JSON.
+	a.client = srclient.NewSchemaRegistryClient(r.cfg.URL, srclient.WithClient(&http.Client{Timeout: r.cfg.Timeout, Transport: a}))
+	a.client.CachingEnabled(false)
+	a.client.CodecCreationEnabled(false)
+	return a
 }
 
 // attempt is one attempt. It is also the transport of its requests.
@@ -165,32 +170,9 @@ func (a *attempt) whole(s *srclient.Schema) (text, kind string, references []src
 
 // byGUID gets a schema by its GUID, which the library does not know of.
 func (a *attempt) byGUID(ref decode.SchemaRef) (text, kind string, references []srclient.Reference, err error) {
-	req, err := http.NewRequestWithContext(a.ctx, http.MethodGet, a.r.cfg.URL+"/schemas/guids/"+url.PathEscape(ref.GUIDText()), http.NoBody)
+	body, err := a.get("/schemas/guids/" + url.PathEscape(ref.GUIDText()))
 	if err != nil {
 		return "", "", nil, fmt.Errorf("get %s: %w", ref, err)
-	}
-	switch {
-	case a.bearer != "":
-		req.Header.Set("Authorization", "Bearer "+a.bearer)
-	case a.secret != "":
-		req.SetBasicAuth(a.user, a.secret)
-	}
-	client := http.Client{Timeout: a.r.cfg.Timeout, Transport: a}
-	resp, err := client.Do(req)
-	if err != nil {
-		return "", "", nil, fmt.Errorf("get %s: %w", ref, err)
-	}
-	defer func() { _ = resp.Body.Close() }() // read only: nothing can be lost
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return "", "", nil, fmt.Errorf("get %s: %w", ref, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		var said srclient.Error
-		if json.Unmarshal(body, &said) == nil && said.Code != 0 {
-			return "", "", nil, fmt.Errorf("get %s: %w", ref, coded{said.Code, said.Message})
-		}
-		return "", "", nil, fmt.Errorf("get %s: %s", ref, resp.Status)
 	}
 	var answer struct {
 		Schema     string               `json:"schema"`
@@ -204,6 +186,38 @@ func (a *attempt) byGUID(ref decode.SchemaRef) (text, kind string, references []
 		return "", "", nil, fmt.Errorf("get %s: the registry's answer has no schema in it", ref)
 	}
 	return answer.Schema, answer.SchemaType, answer.References, nil
+}
+
+// get gets what the library has no method for.
+func (a *attempt) get(path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(a.ctx, http.MethodGet, a.r.cfg.URL+path, http.NoBody)
+	if err != nil {
+		return nil, fmt.Errorf("make the request: %w", err)
+	}
+	switch {
+	case a.bearer != "":
+		req.Header.Set("Authorization", "Bearer "+a.bearer)
+	case a.secret != "":
+		req.SetBasicAuth(a.user, a.secret)
+	}
+	client := http.Client{Timeout: a.r.cfg.Timeout, Transport: a}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the request
+	}
+	defer func() { _ = resp.Body.Close() }() // read only: nothing can be lost
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		var said srclient.Error
+		if json.Unmarshal(body, &said) == nil && said.Code != 0 {
+			return nil, coded{said.Code, said.Message}
+		}
+		return nil, errors.New(resp.Status)
+	}
+	return body, nil
 }
 
 // coded is the registry's own error. The library's cannot be made outside of
@@ -247,6 +261,9 @@ func (a *attempt) resolve(references []srclient.Reference, level int) error {
 // explain tells "there is none" from "it could not be asked", and bounds what
 // is said. The status that the library loses was kept by the transport.
 func (a *attempt) explain(err error) error {
+	if err == nil {
+		return nil
+	}
 	var refused *decode.Refusal
 	if errors.As(err, &refused) {
 		return err

@@ -187,6 +187,23 @@ func (r *Registry) Find(ref decode.SchemaRef) (*decode.AvroSchema, error) {
 	return nil, &decode.PendingError{What: ref.String(), Why: e.why, Ready: e.ready}
 }
 
+// Check makes one request to the registry and tells what is wrong with it, nil
+// for nothing. It needs no right but to be let in.
+func (r *Registry) Check(ctx context.Context) error {
+	if r.cfg.URL == "" {
+		return nil
+	}
+	a := r.attempt(ctx)
+	if err := a.authorize(); err != nil {
+		return err
+	}
+	_, err := a.get("/schemas/types")
+	if err = a.explain(err); err != nil && (a.status == 0 || a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || a.status >= http.StatusInternalServerError) {
+		return err
+	}
+	return nil // older registries do not know the question, and answer
+}
+
 // touch makes ref the one used last. It is linear in the number of schemas,
 // which is small, and does nothing for the schema that is used all the time.
 func (r *Registry) touch(ref decode.SchemaRef) {

@@ -441,6 +441,23 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, plainHTTP)
+	for status, ok := range map[int]bool{200: true, 404: true, 401: false, 403: false, 500: false, 503: false} {
+		f.set("/schemas/types", answer{status, "[]"})
+		if err := New(Config{URL: f.URL}).Check(t.Context()); (err == nil) != ok {
+			t.Errorf("status %d: %v", status, err)
+		}
+	}
+	if err := New(Config{URL: "http://127.0.0.1:1"}).Check(t.Context()); err == nil {
+		t.Error("an unreachable registry passes")
+	}
+	if err := New(Config{}).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // A topic that names a new schema in each record does not fill the memory.
 func TestKeepsFew(t *testing.T) {
 	t.Parallel()
