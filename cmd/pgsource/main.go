@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -141,6 +142,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 	if err != nil {
 		return nil, nil, err
 	}
+	say.delivering = source.Delivering
 	return source, pipeline.CloseIdle, nil
 }
 
@@ -171,7 +173,7 @@ func pipelineConfig(c *config.PGSource, say *reporter, metrics *feldera.Metrics)
 		OnRetry: func(r feldera.Retry) {
 			metrics.Retried(r)
 			say.rt.Health.Beat() // waiting for Feldera is no hang
-			say.report(wal.Status{Check: wal.CheckDestination, Message: r.What + ": " + r.Err.Error(), Hint: "it is tried again until it works; the LSN does not move meanwhile"})
+			say.report(retryStatus(r, say.delivering))
 		},
 	}
 	if c.Feldera.APIKey.IsSet() {
@@ -186,6 +188,31 @@ type reporter struct {
 	ctx     context.Context //nolint:containedctx // the life of the run, for its log lines
 	rt      ops.Runtime
 	repeats *ops.Repeats
+	// delivering says what is on its way to the pipeline. It is set before the
+	// source runs.
+	delivering func() string
+}
+
+// retryStatus words what is tried again. A request that the running pipeline
+// does not take, time after time, is blocked by name: it goes on being tried,
+// but waiting is not what mends it.
+func retryStatus(r feldera.Retry, delivering func() string) wal.Status {
+	st := wal.Status{Check: wal.CheckDestination, Message: r.What + ": " + r.Err.Error(), Hint: "it is tried again until it works; the LSN does not move meanwhile"}
+	if r.Unknown < wal.PoisonAttempts {
+		return st
+	}
+	what := ""
+	if delivering != nil {
+		what = delivering()
+	}
+	if what == "" {
+		what = r.What
+	}
+	st.Blocking = true
+	st.Message = fmt.Sprintf("blocked: %s: %d requests with these rows got no answer from a pipeline that runs: %v", what, r.Unknown, r.Err)
+	st.Hint = "give the request more time (FELDERA_REQUEST_TIMEOUT, FELDERA_REQUEST_LIFETIME) or less to carry (PGSOURCE_BATCH_ROWS, PGSOURCE_BATCH_BYTES), " +
+		"and look at what is between pgsource and the pipeline; it is tried again meanwhile, and the LSN does not move"
+	return st
 }
 
 func newReporter(ctx context.Context, rt ops.Runtime) *reporter {

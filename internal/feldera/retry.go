@@ -20,6 +20,10 @@ type Retry struct {
 	Wait time.Duration
 	// Err is why the last attempt did not do.
 	Err error
+	// Unknown counts, for a write, its requests whose outcome was unknown
+	// although the pipeline was seen running afterwards: an outage of the
+	// pipeline is none, a request that it cannot take in time is one.
+	Unknown int
 }
 
 // retrier paces the attempts of one operation: exponential waits with jitter,
@@ -30,6 +34,7 @@ type retrier struct {
 	back    *backoff.ExponentialBackOff
 	attempt int
 	last    error
+	unknown int
 }
 
 func (c *Client) retrier(what string) *retrier {
@@ -68,7 +73,7 @@ func (r *retrier) pause(ctx context.Context, err error, pause time.Duration) err
 	r.attempt++
 	r.last = err
 	if r.c.cfg.OnRetry != nil {
-		r.c.cfg.OnRetry(Retry{What: r.what, Attempt: r.attempt, Wait: pause, Err: err})
+		r.c.cfg.OnRetry(Retry{What: r.what, Attempt: r.attempt, Wait: pause, Err: err, Unknown: r.unknown})
 	}
 	if !sleep(ctx, pause) {
 		return r.ended(ctx)

@@ -302,6 +302,7 @@ func (w *Writer) settle(ctx context.Context, r *retrier, cause error) (err error
 		if err := w.running(ctx, r); err != nil {
 			return err
 		}
+		r.unknown++
 		open := fmt.Errorf("outcome unknown, wait until the request can no longer be applied: %w", cause)
 		if err := r.pause(ctx, open, w.c.cfg.RequestLifetime); err != nil {
 			return err

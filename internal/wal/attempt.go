@@ -52,6 +52,9 @@ type attempt struct {
 	// bookmarked is the highest position that is durable in the state store:
 	// all that the server may be told. Guarded by mu.
 	bookmarked uint64
+	// load is what the deliverer took on last. What it points to is not
+	// changed. Guarded by mu.
+	load *load
 	// produced are the ends of batches that brought rows and are not yet
 	// acknowledged, in order; it is as long as the ledger at most. Guarded by
 	// mu.
@@ -81,6 +84,7 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	a.stop, a.halt = stop, halt
+	s.current.Store(a)
 
 	completions := s.cfg.Pipeline.NewCompletions(feldera.CompletionsOptions{})
 	var deliverer, others sync.WaitGroup
@@ -123,10 +127,21 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 	deliverer.Wait()
 	halt(nil)
 	others.Wait()
+	s.current.Store(nil)
 
+	l := a.underWay()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.ledger.Acknowledged() > a.start, a.failure
+	acknowledged = a.ledger.Acknowledged() > a.start
+	var changed *feldera.IncarnationChanged
+	var again *replayError
+	if (errors.As(a.failure, &changed) || errors.As(a.failure, &again)) && !acknowledged && l != nil && ctx.Err() == nil {
+		if refused := s.struggle.attemptFailed(l, a.failure); refused != nil {
+			s.reportFailure(CheckDestination, refused)
+			return false, refused
+		}
+	}
+	return acknowledged, a.failure
 }
 
 // fail records the first failure and stops the work; nil only stops it. A
@@ -187,11 +202,19 @@ func (a *attempt) connections(work, hard context.Context) {
 		}
 		// Progress is what counts as success, not a connection.
 		a.mu.Lock()
-		acknowledged := a.ledger.Acknowledged()
+		acknowledged, received := a.ledger.Acknowledged(), a.ledger.Last()
 		a.mu.Unlock()
 		if acknowledged > seen {
 			seen, attempt = acknowledged, 1
 			retry.Reset()
+		}
+		if refused := a.s.struggle.streamFailed(received, err); refused != nil {
+			a.s.reportFailure(CheckSource, refused)
+			if a.waitDelivered(work) {
+				a.fail(refused)
+			}
+			a.lastWord(hard)
+			return
 		}
 		wait := waitFor(err, retry.NextBackOff())
 		a.s.cfg.Metrics.retries.WithLabelValues("stream").Inc()
@@ -285,6 +308,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 	status.Go(func() { a.lookAgain(looking) })
 	err = a.read(work, st, asked)
 	if err != nil {
+		err = &streamError{err}
 		_ = st.conn.Close() // a last status update would wait for a dead peer
 	}
 	if err == nil {
@@ -544,6 +568,7 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	if err := a.ledger.Confirm(lsn, a.s.cfg.AckOn); err != nil {
 		return err
 	}
+	a.s.struggle.progress()
 	a.s.cfg.Metrics.lastAcknowledge.Set(float64(now.UnixMilli()) / 1e3)
 	a.setPositions()
 	return nil

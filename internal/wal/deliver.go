@@ -171,10 +171,14 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 	for {
 		wait := idleTurn
 		received := d.a.received()
-		if since, full, some := d.a.queue.oldest(d.cfg.BatchRows, d.cfg.BatchBytes); some {
+		rows := d.cfg.BatchRows
+		if d.a.s.struggle.cautious() {
+			rows = 1
+		}
+		if since, full, some := d.a.queue.oldest(rows, d.cfg.BatchBytes); some {
 			left := d.cfg.BatchAge - time.Since(since)
 			if full || left <= 0 {
-				txs, err := d.a.queue.take(d.cfg.BatchRows, d.cfg.BatchBytes)
+				txs, err := d.a.queue.take(rows, d.cfg.BatchBytes)
 				if err != nil {
 					d.cfg.Metrics.spillFaults.WithLabelValues(spillFault(err)).Inc()
 					return nil, &replayError{err}
@@ -203,7 +207,7 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 func (d *deliverer) waitForRoom(work context.Context) bool {
 	turn := time.NewTicker(idleTurn)
 	defer turn.Stop()
-	for d.unfinished() >= d.cfg.InFlight {
+	for d.unfinished() >= d.cfg.InFlight || (d.unfinished() > 0 && d.a.s.struggle.cautious()) {
 		select {
 		case <-d.finished:
 		case <-turn.C:
@@ -288,6 +292,7 @@ func (d *deliverer) deliver(work, finish context.Context, txs []*transaction) er
 	if err := d.a.s.keeper.beforeSend(work, txs[len(txs)-1].end); err != nil {
 		return err
 	}
+	d.a.takesOn(txs)
 	if len(txs) == 1 && d.isLarge(txs[0]) {
 		requests, err := d.rehearse(work, txs[0])
 		if err != nil {
@@ -437,6 +442,7 @@ func (d *deliverer) owe(b *batch) {
 
 // post sends one output's array and keeps its token with the batch.
 func (d *deliverer) post(ctx context.Context, out *output, b *batch) error {
+	d.a.goesTo(out.table.Spelling())
 	crash.Here(crash.PgBeforeSend)
 	token, err := out.writer.Send(ctx, &out.array)
 	if err != nil {

@@ -180,6 +180,10 @@ type Source struct {
 	connected atomic.Bool
 	// types are the types of the mapped tables' columns.
 	types typeCache
+	// struggle remembers what fails again and again; current is the attempt
+	// that runs.
+	struggle struggle
+	current  atomic.Pointer[attempt]
 	// keeper holds the state. It is set by Run before anything else happens.
 	keeper *keeper
 	// spill is set while Run runs; nil for none.

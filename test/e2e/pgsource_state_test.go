@@ -27,6 +27,9 @@ type savedState struct {
 		Notices      []struct {
 			Kind string `json:"kind"`
 		} `json:"notices"`
+		Refused *struct {
+			End string `json:"end_lsn"`
+		} `json:"refused"`
 	} `json:"state"`
 }
 
