@@ -260,7 +260,7 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		return nil, err
 	}
 	check := func(name, right string, look func(context.Context) error) ops.NamedCheck {
-		return ops.NamedCheck{Name: name, Run: func(ctx context.Context) (string, error) { return right, look(ctx) }}
+		return ops.NamedCheck{Name: name, Timeout: 2 * preflightTimeout, Run: func(ctx context.Context) (string, error) { return right, look(ctx) }}
 	}
 	saying := func(name string, look func(context.Context) (string, error)) ops.NamedCheck {
 		return ops.NamedCheck{Name: name, Timeout: 2 * preflightTimeout, Run: look}

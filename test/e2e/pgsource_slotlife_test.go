@@ -263,3 +263,41 @@ func TestPgsourceCheckFindsEverything(t *testing.T) {
 	}
 	waitHealthy(t, startPgsource(t, env))
 }
+
+// What only newer servers have: a slot that standbys mirror (17), and one that
+// is lost because nobody read it for too long (18). Older ones refuse the
+// first by name.
+func TestPgsourceSlotOfNewerServers(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_SLOT_FAILOVER": "true"})
+	version := major(t, pg)
+	if version < 17 {
+		wants(t, runVerb(t, env, "run"), 65, "PostgreSQL 17 or newer", "PGSOURCE_SLOT_FAILOVER=false")
+		return
+	}
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'x', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if failover, err := harness.QueryValue[bool](t.Context(), pg, `SELECT failover FROM pg_replication_slots WHERE slot_name = 'holdfast'`); err != nil || !failover {
+		t.Errorf("the slot is no failover slot (%v)", err)
+	}
+	wants(t, runVerb(t, env, "slot", "show"), 0, "failover       true")
+	if version < 18 {
+		return
+	}
+	d.Kill()
+	execSQL(t, pg, `ALTER SYSTEM SET idle_replication_slot_timeout = '1s'`)
+	execSQL(t, pg, `SELECT pg_reload_conf()`)
+	wants(t, runCheck(t, env), 0, "idle_replication_slot_timeout is 1s")
+	harness.Await(t, patience, "the server gives the idle slot up", func(ctx context.Context) (any, bool) {
+		if err := pg.Exec(ctx, `CHECKPOINT`); err != nil {
+			return err, false
+		}
+		reason, err := harness.QueryValue[string](ctx, pg, `SELECT coalesce(invalidation_reason, '') FROM pg_replication_slots`)
+		return reason, err == nil && reason == "idle_timeout"
+	})
+	wants(t, runCheck(t, env), 65, "nobody read it for longer than idle_replication_slot_timeout", "raise idle_replication_slot_timeout")
+	wants(t, runVerb(t, env, "slot", "show"), 0, "NOT USABLE")
+}
