@@ -255,6 +255,10 @@ func (c *Client) Expected() string {
 	return c.expected
 }
 
+// RequestLifetime is how long a request that somebody has given up can still be
+// applied.
+func (c *Client) RequestLifetime() time.Duration { return c.cfg.RequestLifetime }
+
 // Expect makes an incarnation the expected one. Its caller has dealt with what
 // the change from the old one lost: see [IncarnationChanged].
 func (c *Client) Expect(incarnation string) {

@@ -85,7 +85,11 @@ func (d *deliverer) lookBack(work context.Context) error {
 	}
 	// Nothing above the server's position at the start of the attempt can have
 	// been sent before, however far ahead the record of it runs.
+	d.a.s.keeper.boundInherited(LSN(d.a.ready.at))
 	d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
+	if err := d.outliveOthers(work, incarnation); err != nil {
+		return err
+	}
 	in := d.cfg.Intents.Intent()
 	if in.Incarnation != incarnation {
 		return nil

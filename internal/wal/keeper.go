@@ -189,6 +189,17 @@ func (k *keeper) beforeSend(ctx context.Context, end uint64) error {
 	})
 }
 
+// boundInherited lowers what the process before may have sent to where the
+// server's WAL ended when this one looked: nothing above it can have been.
+func (k *keeper) boundInherited(end LSN) {
+	for {
+		inherited := k.inherited.Load()
+		if inherited <= uint64(end) || k.inherited.CompareAndSwap(inherited, uint64(end)) {
+			return
+		}
+	}
+}
+
 // exactlySent gives the tightest bound of what was sent that is known: that of
 // the process before counts until everything up to it is acknowledged.
 func (k *keeper) exactlySent(acknowledged LSN) LSN {

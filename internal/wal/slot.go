@@ -230,6 +230,7 @@ func (s *Source) makeSlot(ctx context.Context, conn *pgx.Conn) error {
 	watcher.Wait()
 	switch {
 	case err == nil:
+		s.madeSlot.Store(true)
 		return nil
 	case cctx.Err() != nil && ctx.Err() == nil:
 		if blockers == "" {

@@ -176,6 +176,13 @@ type Source struct {
 	// madePublication: this process has made the publication. Only then may it
 	// make the slot: where there is a publication and no slot, a slot was lost.
 	madePublication atomic.Bool
+	// madeSlot: this process has made the slot, so nobody has sent anything of
+	// it before.
+	madeSlot atomic.Bool
+	// began is when this process began, as far as requests of the one before
+	// are concerned; alone is set once those can no longer be applied.
+	began time.Time
+	alone atomic.Bool
 	// connected: the server has let this process in once.
 	connected atomic.Bool
 	// types are the types of the mapped tables' columns.
@@ -223,7 +230,7 @@ func New(cfg Config) (*Source, error) {
 	if cfg.Beat == nil {
 		cfg.Beat = func() {}
 	}
-	return &Source{cfg: cfg, log: cfg.Logger, tag: newTag()}, nil
+	return &Source{began: time.Now(), cfg: cfg, log: cfg.Logger, tag: newTag()}, nil
 }
 
 // Run carries changes until ctx ends or a person has to act.

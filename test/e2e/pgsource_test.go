@@ -32,6 +32,8 @@ func pgsourceEnv(pg *harness.Postgres, sim *felderasim.Sim) map[string]string {
 		"PGSOURCE_DSN": pg.DSN(), "PGSOURCE_TABLES": "public.orders,public.items", "PGSOURCE_CREATE": "true",
 		"FELDERA_URL": sim.URL(), "FELDERA_PIPELINE": "p",
 		"PGSOURCE_STATE": "file:" + stateFile(pg),
+		// A pgsource that was killed is outlived by this before the next one sends.
+		"FELDERA_REQUEST_TIMEOUT": "5s", "FELDERA_REQUEST_LIFETIME": "5s",
 	}
 }
 

@@ -1,0 +1,57 @@
+package wal
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// outliveOthers waits, once in the life of this process, until no request of
+// the process before can still be applied.
+//
+// The race it is against: the process before sends version 1 of a row, the
+// manager passes the request on slowly, and the process is killed. This one
+// replays version 1, sends version 2, and both are completed and acknowledged.
+// Then the old request arrives, and the row is version 1 again until it
+// changes the next time: a wrong row that nobody notices.
+//
+// Nobody waits where the record says that everything sent was acknowledged (a
+// stop in order), where the pipeline is another process than the one that was
+// sent to, or where this process has made the slot.
+func (d *deliverer) outliveOthers(work context.Context, incarnation string) error {
+	s := d.a.s
+	if s.alone.Load() || s.madeSlot.Load() {
+		s.alone.Store(true)
+		return nil
+	}
+	st, err := s.keeper.get(work)
+	if err != nil {
+		return err
+	}
+	_, none := s.keeper.store.(noStore)
+	switch {
+	case none, st == nil: // somebody may have sent anything
+	case st.Incarnation != "" && st.Incarnation != incarnation, d.replay <= d.a.start:
+		s.alone.Store(true)
+		return nil
+	}
+	left := time.Until(s.began.Add(d.cfg.Pipeline.RequestLifetime()))
+	if left > 0 {
+		s.log.InfoContext(work, "waiting before anything is sent: a request of the process before may still be applied", "wait", left.Round(time.Millisecond))
+		s.cfg.Report(Status{
+			Check: CheckDestination, Works: true,
+			Message: fmt.Sprintf("waiting for %v: a request of the process before may still be applied, and must not overtake what is sent again", left.Round(time.Second)),
+			Hint:    "it ends by itself after FELDERA_REQUEST_LIFETIME; a stop in order makes it unnecessary",
+		})
+	}
+	for left > 0 {
+		d.cfg.Beat()
+		if err := sleep(work, min(left, idleTurn)); err != nil {
+			return err
+		}
+		left = time.Until(s.began.Add(d.cfg.Pipeline.RequestLifetime()))
+	}
+	s.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "the pipeline has every table"})
+	s.alone.Store(true)
+	return nil
+}
