@@ -494,6 +494,7 @@ func (t *sender) accepted(b *batch, tok feldera.Token) {
 			t.late(err, "accepted", p.rg.Records)
 		}
 	}
+	t.suspect = suspect{}
 	t.passed(b)
 	t.reportSkips(b)
 	b.skips = nil // the watcher keeps the batch until its evidence, which can be a checkpoint away

@@ -149,11 +149,11 @@ func TestKafkasinkConnections(t *testing.T) {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
-		_, _ = fmt.Fprintf(w, `{"access_token":%q,"expires_in":5}`, bearer("app", time.Minute))
+		_, _ = fmt.Fprintf(w, `{"access_token":%q,"expires_in":5}`, bearer("app", time.Hour))
 	}))
 	t.Cleanup(tokens.Close)
 	tokenFile := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(tokenFile, []byte(bearer("app", time.Minute)+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(tokenFile, []byte(bearer("app", time.Hour)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	client := ca.issue("client")
