@@ -44,12 +44,15 @@ type tree struct {
 }
 
 // readTree reads what is below a table; nil for one that is not partitioned.
+// File and statistics come from one row of the catalogue, as of one moment:
+// pg_relation_filenode would look at a later one, where VACUUM FULL has just
+// put another file beside statistics that this query does not see yet.
 func readTree(ctx context.Context, conn *pgx.Conn, root uint32) (map[uint32]partition, error) {
 	rows, err := conn.Query(ctx, `
 		SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), t.isleaf, c.relreplident::text,
 		       coalesce((SELECT string_agg(a.attname, ',' ORDER BY a.attname) FROM pg_index i
 		         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[]) WHERE i.indrelid = c.oid AND i.indisreplident), ''),
-		       CASE WHEN t.isleaf THEN coalesce(pg_relation_filenode(c.oid), 0) ELSE 0 END, c.reltuples < 0,
+		       c.relfilenode, c.reltuples < 0,
 		       coalesce((SELECT h.xmin = a.xmin FROM pg_inherits h, pg_attribute a WHERE h.inhrelid = c.oid AND a.attrelid = c.oid AND a.attnum = -1), true)
 		FROM pg_partition_tree($1::oid) t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace`, root)
 	if err != nil {
