@@ -8,6 +8,7 @@ import (
 	"math/big"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,6 +151,30 @@ func TestAvroTypes(t *testing.T) {
 	}
 }
 
+// bothSchemas is one schema, as both decoders read it.
+type bothSchemas struct {
+	ours   *AvroSchema
+	oracle *oracle.Schema
+}
+
+var parsedSchemas sync.Map // of text to bothSchemas
+
+// parsedOnce parses each schema once: a fuzzer comes with the same ones again
+// and again.
+func parsedOnce(tb testHelper, schema string) bothSchemas {
+	if known, ok := parsedSchemas.Load(schema); ok {
+		both, _ := known.(bothSchemas)
+		return both
+	}
+	theirs, err := oracle.Parse(schema)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	both := bothSchemas{mustAvro(tb, schema), theirs}
+	parsedSchemas.Store(schema, both)
+	return both
+}
+
 // avroAgrees decodes with both decoders. What ours accepts, the oracle accepts
 // too, and it is the same value. The other way round ours is the stricter:
 //
@@ -164,7 +189,7 @@ func avroAgrees(tb testHelper, schema string, body []byte, accepted bool) {
 	if body == nil {
 		body = []byte{} // no bytes are not a tombstone
 	}
-	ch, err := avroTopic(tb, oneColumn, mustAvro(tb, schema), nil).Decode(&Record{Value: body, Position: somewhere})
+	ch, err := avroTopic(tb, oneColumn, parsedOnce(tb, schema).ours, nil).Decode(&Record{Value: body, Position: somewhere})
 	var refusal *Refusal
 	if err != nil && !errors.As(err, &refusal) {
 		tb.Fatalf("error of another type: %v", err)
@@ -175,10 +200,7 @@ func avroAgrees(tb testHelper, schema string, body []byte, accepted bool) {
 		}
 		return
 	}
-	parsed, err := oracle.Parse(schema)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	parsed := parsedOnce(tb, schema).oracle
 	var v any
 	rest, err := parsed.Decode(body, &v)
 	if err != nil || len(rest) > 0 {
