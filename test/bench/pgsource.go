@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -73,10 +75,18 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 		for _, run := range []func(context.Context, string) (result, error){
 			b.recvlogical,
 			func(ctx context.Context, slot string) (result, error) {
-				return feldera.subject(ctx, "pgsource", program, []string{
+				env := []string{
 					"PGSOURCE_DSN=" + b.dsn, "PGSOURCE_TABLES=public.orders", "PGSOURCE_PUBLICATION=" + publication,
 					"PGSOURCE_SLOT=" + slot, "PGSOURCE_LISTEN=127.0.0.1:0", "PGSOURCE_STATE=file:" + filepath.Join(b.pg.Dir(), slot+".json"),
-				}, s.Count, func(ctx context.Context) (bool, error) { return b.confirmed(ctx, slot) })
+				}
+				// A slot without a state may have had another reader, whose requests
+				// a first start would wait for.
+				begin := exec.CommandContext(ctx, program, "state", "reset", "-yes")
+				begin.Env = append(slices.Clone(env), "FELDERA_URL="+feldera.url, "FELDERA_PIPELINE="+pipeline)
+				if out, err := begin.CombinedOutput(); err != nil {
+					return result{}, fmt.Errorf("begin the state: %w: %s", err, out)
+				}
+				return feldera.subject(ctx, "pgsource", program, env, s.Count, func(ctx context.Context) (bool, error) { return b.confirmed(ctx, slot) })
 			},
 		} {
 			r, err := b.onCopy(ctx, "bench_run_"+strconv.Itoa(len(s.Runs)), run)
