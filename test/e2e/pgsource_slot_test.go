@@ -81,13 +81,14 @@ func TestPgsourceSlotHeldByAnother(t *testing.T) {
 	t.Parallel()
 	pg, sim := startPostgres(t, map[string]string{"wal_sender_timeout": "10min"}), startSim(t, felderasim.Options{})
 	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TAKEOVER_AFTER": "15s"})
-	first := startPgsource(t, env)
+	first := startPgsource(t, merged(env, map[string]string{"PGSOURCE_STATE": "file:" + t.TempDir() + "/state.json"}))
 	waitHealthy(t, first)
 	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'by the first', 1, true)`)
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	holder := walsender(t, pg)
 
-	second := startPgsource(t, env)
+	// It has a state of its own: with the first one's it would not even start.
+	second := startPgsource(t, merged(env, map[string]string{"PGSOURCE_STATE": "file:" + t.TempDir() + "/state.json"}))
 	health(t, second, "the second one says who holds the slot", func(status int, body string) bool {
 		return strings.Contains(body, "another pgsource") && strings.Contains(body, "holdfast/") && status == 200
 	})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -300,4 +301,57 @@ func TestPgsourceSlotOfNewerServers(t *testing.T) {
 	})
 	wants(t, runCheck(t, env), 65, "nobody read it for longer than idle_replication_slot_timeout", "raise idle_replication_slot_timeout")
 	wants(t, runVerb(t, env, "slot", "show"), 0, "NOT USABLE")
+}
+
+// A server without wal_sender_timeout would keep a dead client's slot for as
+// long as TCP does: pgsource brings a limit of its own, to which it keeps.
+func TestPgsourceServerEndsASilentOne(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, map[string]string{"wal_sender_timeout": "0"}), startSim(t, felderasim.Options{})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_WAL_SENDER_TIMEOUT": "4s"}))
+	waitHealthy(t, d)
+	holder := walsender(t, pg)
+	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); {
+		execSQL(t, pg, `SELECT pg_sleep(0.2)`)
+		if now := walsender(t, pg); now != holder {
+			t.Fatalf("an idle connection did not outlive the limit of 4s: walsender %d, before %d", now, holder)
+		}
+	}
+	if err := d.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	harness.Await(t, patience, "the server ends the connection", func(ctx context.Context) (any, bool) {
+		active, err := harness.QueryValue[bool](ctx, pg, `SELECT active FROM pg_replication_slots`)
+		return active, err == nil && !active
+	})
+	t.Logf("the server freed the slot %v after pgsource fell silent, with PGSOURCE_WAL_SENDER_TIMEOUT=4s", time.Since(began).Round(time.Millisecond))
+	if err := d.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'after', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+}
+
+// Role, database and PGOPTIONS ask for other text formats, another zone and
+// time-outs that would end a session: the stream looks the same.
+func TestPgsourceSessionIsPinned(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE ROLE bent LOGIN REPLICATION SUPERUSER`)
+	for name, value := range map[string]string{
+		"datestyle": "'German, DMY'", "intervalstyle": "sql_standard", "bytea_output": "escape", "extra_float_digits": "-15", "timezone": "'Asia/Tokyo'",
+		"statement_timeout": "'50ms'", "lock_timeout": "'1ms'", "idle_in_transaction_session_timeout": "'1ms'", "client_encoding": "'LATIN1'",
+	} {
+		execSQL(t, pg, "ALTER ROLE bent SET "+name+" = "+value)
+	}
+	execSQL(t, pg, `ALTER DATABASE postgres SET datestyle = 'SQL, DMY'`)
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_DSN": pg.DSNFor("bent", "", "postgres", pg.Addr()), "PGOPTIONS": "-c datestyle=Postgres -c bytea_output=escape -c statement_timeout=50ms", "PGTZ": "America/Lima",
+	}))
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'süß ☃', 0.10, true, E'ÿ', '\x00ff27', '2026-02-01 03:04:05.000006'), (2, 'b', -1, false, NULL, '\x', '0001-12-31 23:59:59')`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
 }
