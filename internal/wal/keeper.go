@@ -28,12 +28,12 @@ const (
 type keeper struct {
 	s     *Source
 	store StateStore
-	// turn is held by whoever reads or changes the state. It is a channel so
-	// that nobody waits for a hanging disk after a stop.
+	// turn is held by whoever changes the state. It is a channel so that nobody
+	// waits for a hanging disk after a stop.
 	turn chan struct{}
 	// st is what the last save that succeeded made durable; nil before the
 	// first. What it points to is never changed.
-	st *State
+	st atomic.Pointer[State]
 	// failing: the last save failed, and the check says so.
 	failing atomic.Bool
 	// inherited is the Sent of the process before, sent the highest position
@@ -55,7 +55,7 @@ func (s *Source) openKeeper(ctx context.Context) (*keeper, error) {
 		if err == nil && st != nil {
 			err = s.ownState(st)
 		}
-		k.st = st
+		k.st.Store(st)
 		return err
 	})
 	if err != nil {
@@ -63,14 +63,14 @@ func (s *Source) openKeeper(ctx context.Context) (*keeper, error) {
 		return nil, err
 	}
 	k.reportStore()
-	if k.st != nil {
-		k.inherited.Store(uint64(k.st.Sent))
-		k.ahead.Store(uint64(k.st.Sent))
-		s.told.Store(uint64(k.st.Acknowledged))
+	if st := k.st.Load(); st != nil {
+		k.inherited.Store(uint64(st.Sent))
+		k.ahead.Store(uint64(st.Sent))
+		s.told.Store(uint64(st.Acknowledged))
 		s.slotSeen.Store(true)
-		s.cfg.Pipeline.Expect(k.st.Incarnation)
-		s.log.InfoContext(ctx, "state read", "store", k.store.Where(), "lsn", k.st.Acknowledged.String(), "timeline", k.st.Timeline, "saved_at", k.st.Saved)
-		s.reportNotices(k.st)
+		s.cfg.Pipeline.Expect(st.Incarnation)
+		s.log.InfoContext(ctx, "state read", "store", k.store.Where(), "lsn", st.Acknowledged.String(), "timeline", st.Timeline, "saved_at", st.Saved)
+		s.reportNotices(st)
 	}
 	return k, nil
 }
@@ -118,15 +118,7 @@ func (k *keeper) insist(ctx context.Context, do func() error) error {
 }
 
 // get gives the durable state, nil where there is none yet.
-func (k *keeper) get(ctx context.Context) (*State, error) {
-	select {
-	case k.turn <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	defer func() { <-k.turn }()
-	return k.st, nil
-}
+func (k *keeper) get(ctx context.Context) (*State, error) { return k.st.Load(), ctx.Err() }
 
 // update saves a changed state, once. change gets a copy and tells whether
 // there is anything to save; when update returns nil, what it made is durable.
@@ -138,14 +130,15 @@ func (k *keeper) update(ctx context.Context, change func(next *State) bool) erro
 	}
 	defer func() { <-k.turn }()
 	next := new(State)
-	if k.st != nil {
-		next = k.st.clone()
+	before := k.st.Load()
+	if before != nil {
+		next = before.clone()
 	}
 	if !change(next) {
 		return nil
 	}
-	if k.st != nil {
-		if err := k.st.follows(next); err != nil {
+	if before != nil {
+		if err := before.follows(next); err != nil {
 			return err
 		}
 	}
@@ -159,7 +152,7 @@ func (k *keeper) update(ctx context.Context, change func(next *State) bool) erro
 		return err
 	}
 	k.s.cfg.Metrics.stateSeconds.Observe(time.Since(began).Seconds())
-	k.st = next
+	k.st.Store(next)
 	k.ahead.Store(uint64(next.Sent))
 	if k.failing.Load() {
 		k.reportStore()
@@ -213,12 +206,11 @@ func (k *keeper) exactlySent(acknowledged LSN) LSN {
 // Intent gives the transaction that was recorded last, the zero Intent for
 // none: see IntentStore.
 func (k *keeper) Intent() Intent {
-	k.turn <- struct{}{}
-	defer func() { <-k.turn }()
-	if k.st == nil || k.st.Intent == nil {
+	st := k.st.Load()
+	if st == nil || st.Intent == nil {
 		return Intent{}
 	}
-	in := k.st.Intent
+	in := st.Intent
 	return Intent{Incarnation: in.Incarnation, ID: in.ID, Through: uint64(in.Through)}
 }
 
