@@ -350,3 +350,36 @@ func FuzzBlamed(f *testing.F) {
 		}
 	})
 }
+
+// A refusal whose answer breaks off says nothing but that it was one: whether
+// the rows were refused, or the request, is asked again.
+func TestAnswerCutShort(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		status int
+		body   string
+		want   Class
+	}{
+		{"a refusal of rows", http.StatusBadRequest, `{"message":"Errors parsing input data (1 errors)","error_code":"Par`, ClassRetryUncertain},
+		{"a process that ends", http.StatusGone, `{"message":"Pip`, ClassRetryUncertain},
+		{"a refusal of the key", http.StatusUnauthorized, `{"mess`, ClassStopOperator},
+		{"an unknown table", http.StatusNotFound, `{"mess`, ClassStopOperator},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			client := server(t, Config{}, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Length", fmt.Sprint(len(c.body)+100))
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, c.body)
+			})
+			_, err := client.Writer(ordersTable(true)).post(t.Context(), []byte("[]"))
+			if err == nil || Classify(err) != c.want {
+				t.Errorf("%v is %s, want %s", err, Classify(err), c.want)
+			}
+			_, err = client.completion(t.Context(), Token{Raw: "x"})
+			if want := min(c.want, ClassStopOperator); err == nil || want == ClassRetryUncertain && Classify(err) != ClassRetry {
+				t.Errorf("a question: %v is %s", err, Classify(err))
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,6 +60,8 @@ const (
 type Policy struct {
 	// Fraction governs the digits that DECIMAL, TIME, TIMESTAMP, REAL and
 	// DOUBLE columns do not keep. REAL and DOUBLE round instead of cutting.
+	// Like the other two, it never applies to a column of the primary key: one
+	// row would be made of two.
 	Fraction Excess
 	// NonFinite governs NaN and the infinities.
 	NonFinite Special
@@ -90,6 +93,26 @@ type encColumn struct {
 	plan   plan
 	source int    // into Relation.Columns and the rows parallel to it
 	member []byte // `"name":`
+	key    bool   // of the table's primary key
+}
+
+// exactly is the policy for columns of a key, whatever the encoder's is.
+var exactly Policy
+
+// append writes a value of the column.
+func (c *encColumn) append(dst []byte, v *decode.Value, pol *Policy, a *Array) ([]byte, *problem) {
+	if c.key {
+		pol = &exactly
+	}
+	dst, p := c.plan.append(dst, v, pol, a)
+	if p != nil {
+		p.column = c.plan.name
+		if c.key && p.lenient {
+			p.why += "; in a PRIMARY KEY nothing is altered, since two rows could become one"
+			p.do = "change the column's type in the Feldera table, or its PRIMARY KEY; " + laterChange
+		}
+	}
+	return dst, p
 }
 
 // NewEncoder matches rel's columns to t's by name, folded as the engine folds,
@@ -131,7 +154,7 @@ func NewEncoder(t *Table, rel *decode.Relation, p Policy) (*Encoder, error) {
 		if col.Key {
 			e.keys = append(e.keys, len(e.cols))
 		}
-		e.cols = append(e.cols, encColumn{plan: pl, source: source, member: member})
+		e.cols = append(e.cols, encColumn{plan: pl, source: source, member: member, key: col.Key})
 	}
 	if len(e.cols) == 0 {
 		return nil, e.misfit("source and table have no column in common", "columns of the same names", "rename the columns, or map the source to another table")
@@ -283,6 +306,8 @@ type problem struct {
 	why      string
 	expected string
 	do       string
+	// lenient is true where a policy would let the value pass, altered.
+	lenient bool
 }
 
 // laterChange ends the advice about a value: the change that carries it is in
@@ -379,9 +404,7 @@ func (e *Encoder) member(a *Array, c *encColumn, v *decode.Value, first bool) *p
 	}
 	a.buf = append(a.buf, c.member...)
 	var p *problem
-	if a.buf, p = c.plan.append(a.buf, v, &e.policy, a); p != nil {
-		p.column = c.plan.name
-	}
+	a.buf, p = c.append(a.buf, v, &e.policy, a)
 	return p
 }
 
@@ -458,13 +481,13 @@ func (e *Encoder) keyChanged(a *Array, ch *decode.OrderChange) (bool, *problem) 
 		}
 		// Different text can be the same key (1.0 and 1.00, upper-case UUIDs):
 		// what the engine would be sent decides.
-		mark, altered := len(a.buf), len(a.altered)
+		mark := len(a.buf)
 		var p *problem
-		if a.buf, p = c.plan.append(a.buf, was, &e.policy, a); p == nil {
+		if a.buf, p = c.append(a.buf, was, &e.policy, a); p == nil {
 			middle := len(a.buf)
-			if a.buf, p = c.plan.append(a.buf, now, &e.policy, a); p == nil {
-				same := bytes.Equal(a.buf[mark:middle], a.buf[middle:])
-				a.buf, a.altered = a.buf[:mark], a.altered[:altered]
+			if a.buf, p = c.append(a.buf, now, &e.policy, a); p == nil {
+				same := c.plan.oneKey(a.buf[mark:middle], a.buf[middle:])
+				a.buf = a.buf[:mark]
 				if same {
 					continue
 				}
@@ -472,10 +495,26 @@ func (e *Encoder) keyChanged(a *Array, ch *decode.OrderChange) (bool, *problem) 
 			}
 		}
 		a.buf = a.buf[:mark]
-		p.column = c.plan.name
 		return false, p
 	}
 	return false, nil
+}
+
+// oneKey tells whether two values, as they are written, are one key to the
+// engine. Zeros of both signs are not taken for one: to delete the old and
+// insert the new is right whether or not they are.
+func (p *plan) oneKey(a, b []byte) bool {
+	switch {
+	case bytes.Equal(a, b):
+		return true
+	case p.kind == planDecimal:
+		return p.canonical(bytes.Trim(a, `"`)) == p.canonical(bytes.Trim(b, `"`))
+	case p.kind == planFloat:
+		x, errX := strconv.ParseFloat(string(a), p.bits)
+		y, errY := strconv.ParseFloat(string(b), p.bits)
+		return errX == nil && errY == nil && math.Float64bits(x) == math.Float64bits(y)
+	}
+	return false
 }
 
 func (e *Encoder) delete(a *Array, before []decode.Value) *problem {

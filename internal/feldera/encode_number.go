@@ -217,8 +217,8 @@ func (p *plan) appendFloat(dst, b []byte, pol *Policy, a *Array) ([]byte, *probl
 		return append(dst, b...), nil
 	}
 	return dst, &problem{
-		reason: decode.ReasonValue,
-		why:    "the value " + shown(b) + " has more digits than " + p.typ.String() + " keeps", expected: "a number that the column gives back as it was",
+		reason: decode.ReasonValue, lenient: true,
+		why: "the value " + shown(b) + " has more digits than " + p.typ.String() + " keeps", expected: "a number that the column gives back as it was",
 		do: "set …_DECIMAL_EXCESS=truncate to have it rounded, or make the Feldera column a DECIMAL or an integer; " + laterChange,
 	}
 }

@@ -47,7 +47,7 @@ func (p *plan) appendTemporal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pr
 	if len(m.fraction) > keep {
 		if pol.Fraction != TruncateExcess {
 			return dst, &problem{
-				reason: decode.ReasonValue, why: "the value " + shown(b) + " is finer than " + p.typ.String() + " keeps", expected: p.expectation(),
+				reason: decode.ReasonValue, lenient: true, why: "the value " + shown(b) + " is finer than " + p.typ.String() + " keeps", expected: p.expectation(),
 				do: "set …_DECIMAL_EXCESS=truncate, or change the Feldera column; " + laterChange,
 			}
 		}

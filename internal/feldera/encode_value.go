@@ -222,6 +222,7 @@ func (p *plan) special(dst []byte, b []byte, pol Special, how Alteration, a *Arr
 		return append(dst, "null"...), nil
 	}
 	pr := cannot("the value "+shown(b)+" has no form in type "+p.typ.String(), p.expectation())
+	pr.lenient = true
 	pr.do = "set …_UNREPRESENTABLE=null, or change the Feldera column; " + laterChange
 	if pol == NullSpecial {
 		pr.do = "declare the column nullable in the Feldera table: without that …_UNREPRESENTABLE=null cannot apply; " + laterChange
@@ -385,8 +386,8 @@ func (p *plan) appendDecimal(dst, b []byte, pol *Policy, a *Array) ([]byte, *pro
 		if !allZero(frac[p.scale:]) {
 			if pol.Fraction != TruncateExcess {
 				return dst, &problem{
-					reason: decode.ReasonValue,
-					why:    "the value " + shown(b) + " has more digits behind the point than " + p.typ.String() + " keeps", expected: p.expectation(),
+					reason: decode.ReasonValue, lenient: true,
+					why: "the value " + shown(b) + " has more digits behind the point than " + p.typ.String() + " keeps", expected: p.expectation(),
 					do: "set …_DECIMAL_EXCESS=truncate, or widen the Feldera column; " + laterChange,
 				}
 			}

@@ -67,6 +67,13 @@ const (
 	codeInvalidParam          = "InvalidParam"
 )
 
+// byManager holds the 503 codes with which the manager says that it has not
+// passed a request on.
+var byManager = map[string]bool{
+	"PipelineInteractionNotDeployed": true,
+	"PipelineUnavailable":            true,
+}
+
 // notApplied holds the 503 codes that are given before a request's body can
 // have been used: they need no settling.
 var notApplied = map[string]bool{
@@ -189,6 +196,10 @@ func (e *Error) classifyAnswered() Class {
 		return ClassStopOperator
 	}
 	switch {
+	case e.Code == "" && e.Err != nil && (e.Status == http.StatusBadRequest || e.Status == http.StatusGone) && !errors.Is(e.Err, errTooLarge):
+		// The answer broke off before its code, and these two can mean
+		// anything from a refused row to a process that is ending.
+		return e.open(true)
 	case e.Status < 300:
 		// A success whose body is not what was promised: applied, most likely,
 		// but the token is lost.
@@ -203,6 +214,10 @@ func (e *Error) classifyAnswered() Class {
 		return ClassStopOperator
 	case e.Status < 500:
 		return ClassStopOperator
+	case byManager[e.Code] && (e.Endpoint == epStart || e.Endpoint == epCommit):
+		// It speaks of the manager's own second attempt. The first one can have
+		// worked, and its answer be lost with a pipeline too busy to be seen.
+		return e.open(true)
 	case e.Status == http.StatusServiceUnavailable && notApplied[e.Code]:
 		return ClassRetry
 	}

@@ -59,7 +59,7 @@ func (c *Client) NewEmptier(t *Table) (*Emptier, error) {
 		}
 		pl.name = col.Name
 		rel.Columns = append(rel.Columns, decode.Column{Name: col.Name, Key: true})
-		e.cols = append(e.cols, encColumn{plan: pl, source: n, member: append(appendString(nil, []byte(col.Name)), ':')})
+		e.cols = append(e.cols, encColumn{plan: pl, source: n, member: append(appendString(nil, []byte(col.Name)), ':'), key: true})
 		e.keys = append(e.keys, n)
 		names = append(names, QuoteName(col.Name))
 	}

@@ -63,6 +63,9 @@ func (w *Writer) unmixed(ctx context.Context, r *retrier) (bool, error) {
 	if was == now {
 		return true, nil
 	}
+	// What is counted during the pause has nothing to do with the next attempt:
+	// with a stranger's errors in every pause there would never be a last one.
+	w.mixing.known = false
 	return false, r.wait(ctx, errMixed)
 }
 

@@ -260,3 +260,32 @@ func TestSimulatedMembersMixed(t *testing.T) {
 		t.Error("nothing was ever mixed")
 	}
 }
+
+// What others break while nobody is sending must not hold a request back for
+// ever: the count is taken anew right before it is sent again.
+func TestMixingOfLongAgo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		c, s := newScripted(t, Config{Shared: true, BackoffInitial: time.Second, BackoffMax: time.Second}, func(_ int, r seen) answer {
+			if r.path != "/stats" {
+				return accepted("u1", 1)
+			}
+			// A stranger's broken body five times a second.
+			return answer{status: 200, body: fmt.Sprintf(`{"global_metrics":{"state":"Running","incarnation_uuid":"u1"},"inputs":[`+
+				`{"endpoint_name":"orders.api-ingress-0123456789abcdef","metrics":{"num_parse_errors":%d}}]}`, time.Since(begin)/(200*time.Millisecond))}
+		})
+		tab := ordersTable(true)
+		if _, err := c.Writer(tab).Send(t.Context(), orderRows(t, tab, "1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := c.Writer(tab).Send(ctx, orderRows(t, tab, "2")); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(s.requests("/ingress/orders")); n > 3 {
+			t.Errorf("%d posts", n)
+		}
+	})
+}

@@ -478,7 +478,7 @@ func (c *ColumnDef) HeldBy(t *Table, p Policy) bool {
 		return true
 	}
 	have, want := &t.Columns[at].Type, *c
-	if p.Fraction == TruncateExcess && have.Name == Decimal && want.Type.Name == Decimal && want.Type.Scale > have.Scale {
+	if p.Fraction == TruncateExcess && !t.Columns[at].Key && have.Name == Decimal && want.Type.Name == Decimal && want.Type.Scale > have.Scale {
 		want.Type.Precision -= want.Type.Scale - have.Scale
 		want.Type.Scale = have.Scale
 	}
