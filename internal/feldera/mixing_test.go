@@ -278,7 +278,7 @@ func TestMixingOfLongAgo(t *testing.T) {
 		if _, err := c.Writer(tab).Send(t.Context(), orderRows(t, tab, "1")); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, err := c.Writer(tab).Send(ctx, orderRows(t, tab, "2")); err != nil {
