@@ -250,7 +250,7 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 		}
 		return w.standStill(ctx, standstill)
 	case crash.KafkaShutdown:
-		return w.daemon.Terminate()
+		return w.terminate()
 	}
 	return nil
 }

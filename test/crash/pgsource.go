@@ -106,7 +106,7 @@ func (w *bankWorld) provoke(_ context.Context, p crash.Point) error {
 	case crash.PgReconnect:
 		w.proxy.Cut()
 	case crash.PgShutdown, crash.PgShutdownLastWord:
-		return w.daemon.Terminate()
+		return w.terminate()
 	}
 	return nil
 }

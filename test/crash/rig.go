@@ -30,6 +30,7 @@ type rig struct {
 	gate   gate
 	random *rand.Rand
 
+	terminated  bool // the daemon of this run was asked to stop: a second signal would be another thing
 	stopWriters context.CancelFunc
 	writers     sync.WaitGroup
 }
@@ -82,6 +83,15 @@ func (r *rig) close() {
 	if r.sim != nil {
 		_ = r.sim.Close()
 	}
+}
+
+// terminate asks the daemon to stop, once a run.
+func (r *rig) terminate() error {
+	if r.terminated {
+		return nil
+	}
+	r.terminated = true
+	return r.daemon.Terminate()
 }
 
 func (r *rig) ready(ctx context.Context) error {
@@ -152,6 +162,7 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 		}
 	}
 	armed := map[string]string{"CRASH_AT": string(c.point) + ":" + strconv.Itoa(visit) + ":" + action, "CRASH_LOG": log}
+	r.terminated = false
 	if err := r.daemon.Restart(armed); err != nil {
 		return false, err
 	}
