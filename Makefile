@@ -107,6 +107,10 @@ contract-sql: ## the SQL program that a pipeline under "make contract" must run
 crash: setup ## the crash matrix: every fault at every place (SEED=…, POINTS=…, FAULTS=…)
 	go run ./test/crash $(if $(SEED),-seed $(SEED)) $(if $(POINTS),-points '$(POINTS)') $(if $(FAULTS),-faults '$(FAULTS)')
 
+.PHONY: soak
+soak: setup ## random faults on both daemons for MINUTES (5), from a printed SEED
+	go run ./test/crash -soak $(or $(MINUTES),5)m $(if $(SEED),-seed $(SEED))
+
 .PHONY: demo
 demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
 	go run ./test/demo

@@ -223,6 +223,8 @@ func (w *counterWorld) killSource(ctx context.Context) error {
 	return w.kafka.Start(ctx)
 }
 
+func (w *counterWorld) fromJournal() { w.sim.Crash(core.KeepJournal) }
+
 // provoke makes the daemon pass the places of a rebalance, of a dead letter
 // and of a shutdown.
 func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {

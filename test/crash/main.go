@@ -1,8 +1,8 @@
 // Command crash is the crash matrix: it runs the real daemons, built with
 // named places, against a real Postgres, a real Kafka and the simulator of
 // Feldera, lets each fault happen at each place, and checks every
-// acknowledgement at the moment at which it is sent. Its last line is the
-// result.
+// acknowledgement at the moment at which it is sent. With -soak, random faults
+// happen at no place in particular instead. The last line is the result.
 package main
 
 import (
@@ -27,6 +27,7 @@ func main() {
 	flag.Uint64Var(&opts.seed, "seed", uint64(time.Now().UnixNano()), "of everything that is random")
 	flag.StringVar(&points, "points", "", "only places whose name contains one of these, separated by commas")
 	flag.StringVar(&faults, "faults", "", "only faults whose name contains one of these, separated by commas")
+	length := flag.Duration("soak", 0, "no matrix, but random faults for so long")
 	flag.Parse()
 	opts.points, opts.faults = list(points), list(faults)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -37,13 +38,21 @@ func main() {
 		os.Exit(1)
 	}
 	opts.dir, opts.out = dir, os.Stdout
-	r, err := runMatrix(ctx, opts)
+	run := runMatrix
+	if *length > 0 {
+		run = func(ctx context.Context, opts options) (*result, error) { return soak(ctx, opts, *length) }
+	}
+	r, err := run(ctx, opts)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "crash matrix:", err)
 		os.Exit(1)
 	}
 	_ = os.RemoveAll(dir)
-	fmt.Println(r.line())
+	if *length > 0 {
+		fmt.Printf("soak: %d storms, %d kinds of faults, lost %d, torn %d, regressed %d, double-applied %d\n", r.runs, r.faults, r.lost, r.torn, r.regressed, r.doubleApplied)
+	} else {
+		fmt.Println(r.line())
+	}
 	if !r.green() {
 		os.Exit(1)
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"holdfast/test/felderasim"
-	"holdfast/test/felderasim/core"
 )
 
 // fault is something that happens when the daemon is at a place.
@@ -35,7 +34,7 @@ var faults = []fault{
 		return err
 	}},
 	{name: "destination back from its journal", at: func(_ context.Context, w world) error {
-		w.common().sim.Crash(core.KeepJournal)
+		w.fromJournal()
 		return nil
 	}},
 	{name: "source server killed", at: func(ctx context.Context, w world) error { return w.killSource(ctx) }},

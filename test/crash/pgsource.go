@@ -142,7 +142,13 @@ func (w *bankWorld) settle(ctx context.Context) error {
 	if diff != "" {
 		return &lostError{diff}
 	}
+	w.oracle.excuseTorn(false)
 	return nil
+}
+
+func (w *bankWorld) fromJournal() {
+	w.oracle.excuseTorn(true)
+	w.sim.Crash(core.KeepJournal)
 }
 
 func (w *bankWorld) findings() findings {
@@ -157,5 +163,6 @@ func (w *bankWorld) numbers() string {
 	defer w.oracle.mu.Unlock()
 	w.tap.mu.Lock()
 	defer w.tap.mu.Unlock()
-	return fmt.Sprintf("pgsource: %d completed states were looked at, %d status updates checked", w.oracle.states, w.tap.updates)
+	return fmt.Sprintf("pgsource: %d completed states were looked at, %d status updates checked; %d states were torn by a pipeline that came back from its journal, as is its way",
+		w.oracle.states, w.tap.updates, w.oracle.excused)
 }

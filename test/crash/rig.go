@@ -40,6 +40,8 @@ type world interface {
 	common() *rig
 	// killSource crashes the source server and brings it up again.
 	killSource(ctx context.Context) error
+	// fromJournal crashes the pipeline and brings it up from its journal.
+	fromJournal()
 	// provoke makes the daemon pass places that a steady stream does not.
 	provoke(ctx context.Context, p crash.Point) error
 	// settle holds the writers, waits until everything is acknowledged
