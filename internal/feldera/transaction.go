@@ -147,7 +147,8 @@ func (c *Client) Begin(ctx context.Context, own *Intent, record func(context.Con
 
 // Resume gives the open transaction that own names, after a crash of the
 // process that opened it; nil where that is not open any more. The caller
-// sends the whole unit again into it, then commits.
+// records its intent anew where own had no ID, sends the whole unit again into
+// it, then commits.
 //
 // Errors: *decode.Refusal, *[IncarnationChanged], or ctx's cause joined with
 // the last reason.

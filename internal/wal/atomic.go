@@ -27,8 +27,18 @@ type opened struct {
 	// through is the end LSN of the last Postgres transaction that belongs in
 	// it: before, it must not be committed.
 	through uint64
+	// recorded is the end LSN up to which the recorded intent says that rows may
+	// be in it, before what it said when the transaction was found open; 0 where
+	// it was not.
+	recorded, before uint64
 	// sum is everything that was sent into it; nil for nothing yet.
 	sum *batch
+}
+
+// whole tells whether what is in it is a state of the source: then it may be
+// committed although more was to come.
+func (o *opened) whole() bool {
+	return o.before == 0 || (o.sum != nil && o.sum.end >= o.before)
 }
 
 // add takes a batch whose rows are all in.
@@ -86,7 +96,11 @@ func (d *deliverer) lookBack(work context.Context) error {
 	// Nothing above the server's position at the start of the attempt can have
 	// been sent before, however far ahead the record of it runs.
 	d.a.s.keeper.boundInherited(LSN(d.a.ready.at))
-	d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
+	// Where something fails again and again, what is before it is to be
+	// acknowledged, one transaction after the other.
+	if !d.a.s.struggle.cautious() {
+		d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
+	}
 	if err := d.outliveOthers(work, incarnation); err != nil {
 		return err
 	}
@@ -101,7 +115,14 @@ func (d *deliverer) lookBack(work context.Context) error {
 	if tx == nil {
 		return nil
 	}
-	d.opened = &opened{tx: tx, through: max(in.Through, d.replay)}
+	if own := tx.Intent(); own.ID != in.ID {
+		// It was found by an intent without its number, which holds only while
+		// nothing is in it.
+		if err := d.cfg.Intents.RecordIntent(work, Intent{Incarnation: own.Incarnation, ID: own.ID, Through: in.Through}); err != nil {
+			return fmt.Errorf("record the pipeline's transaction %d as ours: %w", own.ID, err)
+		}
+	}
+	d.opened = &opened{tx: tx, through: max(in.Through, d.replay), recorded: in.Through, before: in.Through}
 	d.nowOpen(txResumed)
 	d.a.s.log.WarnContext(work, "a transaction of ours is open in the pipeline, from before: its rows are sent again into it, then it is committed",
 		"transaction", tx.Intent().ID, "lsn", decode.FormatLSN(d.opened.through))
@@ -154,13 +175,29 @@ func (d *deliverer) sayAtomicity(st *feldera.TransactionState) {
 	d.cfg.Report(status)
 }
 
+// holdsBack tells whether to wait until everything is received that may have
+// been sent before: it goes into one transaction of the pipeline, which is to
+// be open for as long as sending takes, and not for as long as the source may
+// be away. Where there is no room for so much, it is not waited for.
+func (d *deliverer) holdsBack(received uint64) bool {
+	return d.atomic && d.opened == nil && received < d.replay && !d.a.pressed.Load()
+}
+
 // open begins a transaction of the pipeline, if none is open, for the
-// transactions up to end. It waits while somebody else's is open.
+// transactions up to end. It waits while somebody else's is open. The recorded
+// intent says so before a row of them is sent.
 func (d *deliverer) open(work context.Context, end uint64) error {
-	if d.opened != nil {
+	if o := d.opened; o != nil {
+		if end <= o.recorded {
+			return nil
+		}
+		in := o.tx.Intent()
+		if err := d.cfg.Intents.RecordIntent(work, Intent{Incarnation: in.Incarnation, ID: in.ID, Through: end}); err != nil {
+			return fmt.Errorf("record what goes into the pipeline's transaction %d: %w", in.ID, err)
+		}
+		o.recorded = end
 		return nil
 	}
-	through := max(end, d.replay)
 	last := d.cfg.Intents.Intent()
 	var own *feldera.Intent
 	if last.Incarnation != "" {
@@ -169,7 +206,7 @@ func (d *deliverer) open(work context.Context, end uint64) error {
 	var tx *feldera.Transaction
 	err := d.patiently(func() (err error) {
 		tx, err = d.cfg.Pipeline.Begin(work, own, func(ctx context.Context, in feldera.Intent) error {
-			err := d.cfg.Intents.RecordIntent(ctx, Intent{Incarnation: in.Incarnation, ID: in.ID, Through: through})
+			err := d.cfg.Intents.RecordIntent(ctx, Intent{Incarnation: in.Incarnation, ID: in.ID, Through: end})
 			crash.Here(crash.PgIntent)
 			return err
 		})
@@ -178,9 +215,10 @@ func (d *deliverer) open(work context.Context, end uint64) error {
 	if err != nil {
 		return fmt.Errorf("begin a transaction of the pipeline for the transactions up to LSN %s: %w", decode.FormatLSN(end), err)
 	}
-	d.opened = &opened{tx: tx, through: through}
+	d.opened = &opened{tx: tx, through: max(end, d.replay), recorded: end}
 	if tx.Resumed() {
-		d.opened.through = max(through, last.Through)
+		d.opened.through = max(d.opened.through, last.Through)
+		d.opened.before = last.Through
 		d.nowOpen(txResumed)
 		return nil
 	}

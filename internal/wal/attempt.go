@@ -42,6 +42,8 @@ type attempt struct {
 	stalled atomic.Value
 	// ours is the Feldera transaction that this process opened last; nil before.
 	ours atomic.Pointer[ourTransaction]
+	// pressed: what was received is to be delivered before any more is read.
+	pressed atomic.Bool
 
 	proven   signal // the ledger may have something to acknowledge
 	progress signal // the bookmark has moved: the server can be told
@@ -231,6 +233,8 @@ func (a *attempt) connections(work, hard context.Context) {
 // waitDelivered waits until everything that was received is accepted; false
 // when work ended first.
 func (a *attempt) waitDelivered(work context.Context) bool {
+	a.pressed.Store(true)
+	a.queue.arrived.set() // the deliverer must not wait for more
 	for a.queue.held() > 0 {
 		select {
 		case <-a.queue.emptied:
@@ -425,6 +429,7 @@ func (a *attempt) keepalive(msg decode.CopyMessage, inTransaction bool) {
 	if !inTransaction {
 		a.ledger.AdmitIdle(msg.WALEnd)
 		a.proven.set()
+		a.queue.arrived.set() // it may be the end of what the deliverer waits for
 	}
 	a.setPositions()
 }

@@ -175,7 +175,7 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 		if d.a.s.struggle.cautious() {
 			rows = 1
 		}
-		if since, full, some := d.a.queue.oldest(rows, d.cfg.BatchBytes); some {
+		if since, full, some := d.a.queue.oldest(rows, d.cfg.BatchBytes); some && !d.holdsBack(received) {
 			left := d.cfg.BatchAge - time.Since(since)
 			if full || left <= 0 {
 				txs, err := d.a.queue.take(rows, d.cfg.BatchBytes)
@@ -186,7 +186,7 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 				return txs, nil
 			}
 			wait = min(wait, left)
-		} else if d.opened != nil && received >= d.opened.through {
+		} else if !some && d.opened != nil && received >= d.opened.through {
 			// Everything that belongs in it has been delivered.
 			if err := d.commit(finish); err != nil {
 				return nil, err
@@ -296,7 +296,7 @@ func (d *deliverer) deliver(work, finish context.Context, txs []*transaction) er
 	if len(txs) == 1 && d.isLarge(txs[0]) {
 		requests, err := d.rehearse(work, txs[0])
 		if err != nil {
-			return d.refused(err)
+			return d.refused(finish, err)
 		}
 		if requests > 1 {
 			err := d.stream(work, finish, txs[0])
@@ -312,7 +312,7 @@ func (d *deliverer) deliver(work, finish context.Context, txs []*transaction) er
 	}
 	d.settle(txs)
 	if refused != nil {
-		return d.refused(refused)
+		return d.refused(finish, refused)
 	}
 	return nil
 }
@@ -343,13 +343,22 @@ func (d *deliverer) shrink() {
 
 // refused says what a transaction's rows were refused for. A block of the
 // spill that is not what was written is no such thing: Postgres has the rows.
-func (d *deliverer) refused(err error) error {
+func (d *deliverer) refused(finish context.Context, err error) error {
 	if errors.Is(err, errSpillDamaged) {
 		d.cfg.Metrics.spillFaults.WithLabelValues(spillFault(err)).Inc()
 		return &replayError{err}
 	}
 	if o := d.opened; o != nil {
-		err = fmt.Errorf("with the pipeline's transaction %d open, which stays so: %w", o.tx.Intent().ID, err)
+		// Everything before it is in: that is as good a state as any. Only a
+		// transaction that was found open may hold rows of it, or from behind it,
+		// from when it was not refused.
+		if o.whole() {
+			if commitErr := d.commit(finish); commitErr != nil {
+				err = errors.Join(err, commitErr)
+			}
+		} else {
+			err = fmt.Errorf("with the pipeline's transaction %d open, which stays so: %w", o.tx.Intent().ID, err)
+		}
 	}
 	d.a.s.reportFailure(CheckDestination, err)
 	return err

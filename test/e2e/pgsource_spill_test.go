@@ -496,3 +496,76 @@ func TestPgsourceLetsADyingServerGo(t *testing.T) {
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	assertEqualTables(t, pg, sim)
 }
+
+// A kill with rows accepted and not completed, then a row that is refused: what
+// may have been sent before the kill goes into one transaction of the pipeline
+// again, and that is not left open behind the refusal.
+func TestPgsourceRefusalEndsTheReplay(t *testing.T) {
+	t.Parallel()
+	sums := &settledSums{}
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{Observe: sums.observe})
+	d := startPgsource(t, pgsourceEnv(pg, sim))
+	waitHealthy(t, d)
+	pairs(t, pg, 1, 10)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	sim.HoldCompletion()
+	for i := range 5 {
+		pairs(t, pg, 100*i+100, 100*i+199)
+	}
+	waitSim(t, sim, "all is accepted", func(v felderasim.View) bool { return v.Counters().Records >= 1020 })
+	d.Kill()
+	execSQL(t, pg, `ALTER TABLE orders ALTER amount TYPE numeric; INSERT INTO orders VALUES (2000, 'bad', 'NaN', true)`)
+	sim.ReleaseCompletion()
+	before := sim.Counters().Requests
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if code, err := d.Wait(ctx); err != nil || code != 65 {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	if n := sim.Counters().Requests - before; n == 0 {
+		t.Error("nothing was sent again")
+	}
+	if st := sim.Stats().Global; st.TransactionStatus != "NoTransaction" || st.TransactionID != 0 {
+		t.Errorf("left %s, transaction %d", st.TransactionStatus, st.TransactionID)
+	}
+	if orders, items := sim.Count("orders"), sim.Count("items"); orders != 510 || items != 510 {
+		t.Errorf("%d orders, %d items", orders, items)
+	}
+	sums.check(t)
+}
+
+// Killed twice: right after the pipeline's transaction was asked for, when its
+// number is not known yet, and again with rows in it. It stays known as ours.
+func TestPgsourceKilledTwiceInsideATransaction(t *testing.T) {
+	t.Parallel()
+	sums := &settledSums{}
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{Observe: sums.observe})
+	d := startPgsource(t, pgsourceEnv(pg, sim))
+	waitHealthy(t, d)
+	pairs(t, pg, 1, 10)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if _, err := sim.Inject(felderasim.Fault{Kind: felderasim.DropResponse, Endpoint: "start_transaction"}); err != nil {
+		t.Fatal(err)
+	}
+	sim.HoldIngest("items")
+	pairs(t, pg, 11, 100)
+	waitSim(t, sim, "a transaction is asked for", func(v felderasim.View) bool { return v.Stats().Global.TransactionID == 2 })
+	d.Kill()
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitSim(t, sim, "half of the rows are in it", func(v felderasim.View) bool {
+		return v.Stats().Global.TransactionStatus == "TransactionInProgress" && v.Counters().Records >= 200
+	})
+	d.Kill()
+	sim.ReleaseIngest("items")
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+	sums.check(t)
+}
