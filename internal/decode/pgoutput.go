@@ -109,8 +109,8 @@ var (
 	bytesFalse = []byte("false")
 )
 
-// pgEpoch is 2000-01-01 UTC, the zero of Postgres timestamps.
-var pgEpoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
+// pgEpoch is 2000-01-01 UTC, the zero of Postgres timestamps, in Unix seconds.
+const pgEpoch = 946_684_800
 
 // Decode reads one message, which must be complete. Errors are *Refusal: a
 // message that cannot be read is never skipped, since what it said is lost.
@@ -153,7 +153,11 @@ func (d *PgOutput) Decode(msg []byte) (*Message, error) {
 	case MsgTruncate:
 		err = d.truncate(&c)
 	case MsgLogical:
-		d.msg.Transactional = c.uint8()&1 != 0
+		flags := c.uint8()
+		d.msg.Transactional = flags == 1
+		if flags > 1 {
+			err = malformed("logical message", fmt.Sprintf("its flags are %#x", flags))
+		}
 		c.uint64()
 		d.msg.Prefix = c.name()
 		d.msg.Content = c.bytes(c.length())
@@ -232,7 +236,11 @@ func (d *PgOutput) relation(c *cursor) error {
 	seen := make(map[string]bool, n)
 	for i := range rel.Columns {
 		col := &rel.Columns[i]
-		col.Key = c.uint8()&1 != 0
+		flags := c.uint8()
+		col.Key = flags == 1
+		if flags > 1 {
+			return malformed("relation "+rel.String(), fmt.Sprintf("the flags of a column are %#x", flags))
+		}
 		col.Name = c.name()
 		col.TypeOID = c.uint32()
 		col.TypeModifier = int32(c.uint32()) //nolint:gosec // -1 is sent as 0xFFFFFFFF
@@ -468,9 +476,11 @@ func TextValue(typeOID uint32, raw []byte) (Value, *Refusal) {
 	return v, nil
 }
 
-// pgTime converts Postgres' microseconds since 2000.
+// pgTime converts Postgres' microseconds since 2000. All 64 bits of them are a
+// time: as a Duration, what lies three centuries off would be another one.
 func pgTime(us uint64) time.Time {
-	return pgEpoch.Add(time.Duration(int64(us)) * time.Microsecond) //nolint:gosec // a signed count on the wire
+	n := int64(us) //nolint:gosec // a signed count on the wire
+	return time.Unix(pgEpoch+n/1e6, n%1e6*1e3).UTC()
 }
 
 func malformed(what, why string) *Refusal {
