@@ -228,9 +228,10 @@ func (s *sink) session(ctx context.Context) error {
 	var durability *feldera.Durability
 	if s.c.AckOn == config.Durable {
 		durability = s.pipeline.NewDurability(feldera.DurabilityOptions{})
-		if err := durability.Check(ctx); err != nil {
+		if err := durability.Await(ctx); err != nil {
 			return fmt.Errorf("KAFKASINK_ACK_ON=durable: %w", err)
 		}
+		over("check for checkpoints")
 	}
 	cfg, err := s.consumerConfig(routes, watcher{completions, s, over, durability}, s.pipeline.Expected())
 	if err != nil {

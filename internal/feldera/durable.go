@@ -81,6 +81,27 @@ func (d *Durability) Check(ctx context.Context) error {
 	}
 }
 
+// Await is Check for as long as the pipeline does not answer it. Errors:
+// *decode.Refusal, or ctx's cause joined with the last reason.
+func (d *Durability) Await(ctx context.Context) error {
+	r := d.c.retrier("check for checkpoints")
+	for {
+		err := d.Check(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return r.ended(ctx)
+		}
+		if final := d.c.transient(err); final != nil {
+			return final
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
 // Watch calls fn once with the rung Durable, or once with Err. ev is evidence
 // of the rung Completed: then no transaction holds the rows back any more. fn
 // runs on the goroutine of Run and must not block. Nothing is called once Run

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/decode"
 )
 
 // A failed checkpoint is asked for again, and does not count as the first of a
@@ -109,5 +110,24 @@ func TestDurableOfAnotherIncarnation(t *testing.T) {
 	}
 	if got := proven(ev, "u1"); got.Err != nil || got.Rung != ack.Durable {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A pipeline that is away for a moment says nothing about its checkpoints.
+func TestDurabilityAwaits(t *testing.T) {
+	for reasons, refuse := range map[string]bool{`[]`: false, `["EnterpriseFeature"]`: true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, s := newScripted(t, Config{}, func(n int, _ seen) answer {
+				if n <= 2 {
+					return answer{status: 503, body: `{"message":"m","error_code":"PipelineUnavailable","details":null}`}
+				}
+				return answer{status: 200, body: `{"global_metrics":{"state":"Running","incarnation_uuid":"u1"},"permanent_checkpoint_errors":` + reasons + `}`}
+			})
+			err := c.NewDurability(DurabilityOptions{}).Await(t.Context())
+			var refused *decode.Refusal
+			if errors.As(err, &refused) != refuse || (err != nil) != refuse || len(s.requests("/stats")) != 3 {
+				t.Errorf("%s: %v after %d looks", reasons, err, len(s.requests("/stats")))
+			}
+		})
 	}
 }

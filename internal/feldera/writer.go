@@ -284,17 +284,15 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 }
 
 // settle waits until a request of unknown outcome can no longer be applied by
-// surprise: then, and when its process is gone, unsettled is nil. The order
-// matters. A paused pipeline can hold what it has read of
-// the body and apply it on resuming, however late: so the lifetime runs while
-// the pipeline is seen to be Running, at its beginning and at its end.
-func (w *Writer) settle(ctx context.Context, r *retrier, cause error) (err error) {
-	defer func() {
-		var changed *IncarnationChanged
-		if err == nil || errors.As(err, &changed) {
-			w.unsettled = nil
-		}
-	}()
+// surprise: then unsettled is nil. The order matters. A paused pipeline can hold
+// what it has read of the body and apply it on resuming, however late: so the
+// lifetime runs while the pipeline is seen to be Running, at its beginning and
+// at its end.
+//
+// A change of the incarnation settles nothing. The manager may still be
+// connecting to the old process, by a name that the new one answers to: the
+// rows would land there, behind the replay of those after them.
+func (w *Writer) settle(ctx context.Context, r *retrier, cause error) error {
 	if err := r.wait(ctx, cause); err != nil {
 		return err
 	}
@@ -310,6 +308,7 @@ func (w *Writer) settle(ctx context.Context, r *retrier, cause error) (err error
 		state, err := w.state(ctx)
 		switch {
 		case err == nil && state == stateRunning:
+			w.unsettled = nil
 			return nil
 		case err == nil:
 			err = fmt.Errorf("the pipeline is %s: %w", state, cause)

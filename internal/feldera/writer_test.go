@@ -414,3 +414,41 @@ func TestSendSplit(t *testing.T) {
 		}
 	})
 }
+
+// A request of unknown outcome can reach the next process too, by way of a
+// manager that is still connecting: what is sent there begins with older rows
+// again and must not be overtaken by it.
+func TestNewIncarnationSettlesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		incarnation := "u1"
+		var lost time.Time
+		c, s := newScripted(t, Config{}, func(n int, r seen) answer {
+			switch {
+			case r.path == "/stats":
+				return statsOf(incarnation, "Running")
+			case n == 1:
+				incarnation, lost = "u2", time.Now()
+				return answer{}
+			}
+			return accepted("u2", 1)
+		})
+		tab := ordersTable(true)
+		var changed *IncarnationChanged
+		if _, err := c.Writer(tab).Send(t.Context(), orderRows(t, tab, "2")); !errors.As(err, &changed) {
+			t.Fatal(err)
+		}
+		c.Expect("u2")
+		for _, id := range []string{"1", "2"} {
+			if _, err := c.Writer(tab).Send(t.Context(), orderRows(t, tab, id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		posts := s.requests("/ingress/orders")
+		if gap := posts[1].at.Sub(lost); gap < 30*time.Second {
+			t.Errorf("sent %s after a request that may still be applied", gap)
+		}
+		if gap := posts[2].at.Sub(posts[1].at); gap > time.Second {
+			t.Errorf("waited %s although the outcome was known", gap)
+		}
+	})
+}

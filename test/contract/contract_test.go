@@ -159,7 +159,7 @@ func TestCommand(t *testing.T) {
 	if code, out, _ := run(nil, "-list"); code != exitHolds || strings.Count(out, "\n") != len(clauses()) {
 		t.Errorf("%d, %d lines", code, strings.Count(out, "\n"))
 	}
-	for _, args := range [][]string{{"-run", "("}, {"-nonsense"}, {"word"}} {
+	for _, args := range [][]string{{"-run", "("}, {"-run", "no such clause"}, {"-nonsense"}, {"word"}} {
 		if code, _, _ := run(nil, args...); code != exitUsage {
 			t.Errorf("%v: exit code %d", args, code)
 		}

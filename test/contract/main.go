@@ -74,6 +74,11 @@ func command(ctx context.Context, args []string, env func(string) string, stdout
 			chosen = append(chosen, c)
 		}
 	}
+	if len(chosen) == 0 {
+		// A run of nothing must not look like one that holds.
+		_, _ = fmt.Fprintf(stderr, "contract: -run: no clause has an id that matches %q\n", *only)
+		return exitUsage
+	}
 	switch {
 	case *printSQL:
 		_, _ = io.WriteString(stdout, programSQL)
