@@ -47,6 +47,12 @@ fetch() { # fetch RELEASE: gives the folder of the programs
 	echo "$native/bin"
 }
 
+# What a server cannot do is named here, and nowhere else: a test that cannot
+# run fails.
+declare -A without=(
+	[14]='^(TestPgsourceFiltersAndLists|TestPgsourceRefusesIdentities)$' # no column lists, no row filters
+)
+
 failed=()
 for version in "${versions[@]}"; do
 	release=${releases[$version]:-}
@@ -55,9 +61,9 @@ for version in "${versions[@]}"; do
 		exit 1
 	fi
 	bin=$(fetch "$release")
-	echo "== $("$bin/postgres" --version): go test ./test/e2e -run '$pattern'"
+	echo "== $("$bin/postgres" --version): go test ./test/e2e -run '$pattern' -skip '${without[$version]:-}'"
 	start=$SECONDS
-	if PATH="$bin:$PATH" go test -count=1 -timeout 20m -run "$pattern" ./test/e2e; then
+	if PATH="$bin:$PATH" go test -count=1 -timeout 40m -run "$pattern" -skip "${without[$version]:-^$}" ./test/e2e; then
 		echo "== PostgreSQL $version: passed in $((SECONDS - start)) s"
 	else
 		echo "== PostgreSQL $version: FAILED after $((SECONDS - start)) s"
