@@ -244,8 +244,17 @@ type ProgressLane struct {
 
 // Lane makes the hold that follows from a decision, for a lane whose last
 // position with rows is the given one (0 for none): where the owner begins.
+//
+// Its claim will say that the pipeline holds all rows up to there. So after
+// [ProgressLost] the owner begins at Held at most, and after [ProgressForeign]
+// there is nothing to claim: both are refused as mistakes of the caller.
 func (p *ProgressStore) Lane(lane string, d *Decision, produced uint64) (*ProgressLane, error) {
-	if len(lane) > maxProgressName {
+	switch {
+	case d.Found == ProgressForeign:
+		return nil, fmt.Errorf("progress lane %q: it is another owner's", lane)
+	case d.Found == ProgressLost && produced > d.Held:
+		return nil, fmt.Errorf("progress lane %q: a claim at %d would hide that the pipeline proves to hold %d alone", lane, produced, d.Held)
+	case len(lane) > maxProgressName:
 		return nil, fmt.Errorf("progress table: the lane's name has %d bytes, expected at most %d", len(lane), maxProgressName)
 	}
 	return &ProgressLane{lane: lane, epoch: d.Epoch, at: produced, drop: d.Superseded()}, nil
@@ -308,6 +317,9 @@ func (p *ProgressStore) Write(ctx context.Context, advances ...Advance) (Token, 
 	var before []Token
 	for _, a := range advances {
 		step, err := a.check(&incarnation)
+		if err == nil && slices.Contains(lanes, a.Lane) {
+			err = errors.New("given twice: both rows would be the one of the same slot")
+		}
 		if err != nil {
 			return Token{}, fmt.Errorf("progress lane %q: %w", a.Lane.lane, err)
 		}

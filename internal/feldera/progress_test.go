@@ -69,7 +69,11 @@ func (r *progressRig) own(t *testing.T, noted Noted, want Progress) *ProgressLan
 	if d.Found != want {
 		t.Fatalf("expected %v: %s", want, d.Reason(func(p uint64) string { return fmt.Sprint(p) }))
 	}
-	l, err := r.store.Lane("", &d, noted.Produced)
+	begin := noted.Produced
+	if want == ProgressLost {
+		begin = min(begin, d.Held)
+	}
+	l, err := r.store.Lane("", &d, begin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,6 +203,9 @@ func TestProgressWriteRefuses(t *testing.T) {
 			t.Errorf("expected %q, got %v", says, err)
 		}
 	}
+	if _, err := r.store.Write(t.Context(), Advance{l, 20, []Evidence{ev}}, Advance{l, 10, []Evidence{ev}}); err == nil || !strings.Contains(err.Error(), "given twice") {
+		t.Errorf("one lane twice: %v", err)
+	}
 	if _, err := r.store.Claim(t.Context(), r.c.Expected(), false, l); err == nil {
 		t.Error("claimed twice")
 	}
@@ -278,7 +285,17 @@ func TestProgressLoss(t *testing.T) {
 	if _, rows := r.read(t); cmp.Diff([]string{"1.0 20"}, rows) != "" {
 		t.Error(rows)
 	}
-	r.own(t, Noted{Known: true, Epoch: 1, Produced: 10, RowEpoch: 1, RowIncarnation: was}, ProgressLost)
+	noted := Noted{Known: true, Epoch: 1, Produced: 10, RowEpoch: 1, RowIncarnation: was}
+	r.own(t, noted, ProgressLost)
+	// The claim has not hidden it.
+	noted.Epoch = 2
+	r.own(t, noted, ProgressLost)
+
+	for _, d := range []Decision{{Found: ProgressForeign, Epoch: 3}, {Found: ProgressLost, Epoch: 3, Held: 9}} {
+		if l, err := r.store.Lane("", &d, 10); err == nil {
+			t.Errorf("%v: a hold that begins at %d", d.Found, l.Position())
+		}
+	}
 }
 
 // Inside a Feldera transaction the row is visible with the rows, and what is
