@@ -15,6 +15,11 @@ const (
 	// maxAvroNothings bounds the elements of a record that have no bytes, such
 	// as those of an array of nulls: nothing else bounds them.
 	maxAvroNothings = 1024
+	// maxAvroValues bounds the values of a record, the parts of each included,
+	// beside those that its bytes grant: valuesPerByte each. Records without a
+	// byte that have two of one another, forty levels deep, are a million
+	// million values of no bytes, from a schema that fits a page.
+	maxAvroValues, valuesPerByte = 1 << 20, 64
 )
 
 // avroReader reads Avro's binary encoding. It never trusts a length or a count:
@@ -24,6 +29,7 @@ type avroReader struct {
 	b        []byte
 	pos      int
 	nothings int
+	values   int
 	err      error
 }
 
@@ -157,6 +163,9 @@ func (r *avroReader) blockEnd(end int) {
 func (r *avroReader) skip(t *avroType, level int) {
 	if level > maxAvroDepth {
 		r.fail("it is nested more than %d levels deep", maxAvroDepth)
+	}
+	if r.values++; r.values > maxAvroValues+valuesPerByte*len(r.b) {
+		r.fail("it has more than %d values, and only %d bytes", r.values-1, len(r.b))
 	}
 	if r.err != nil {
 		return

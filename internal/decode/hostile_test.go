@@ -57,28 +57,40 @@ func hostile() map[string]struct {
 		"JSON, schema of nested types":    {FormatJSON, "", nil, []byte(`{"schema":{"type":"struct","fields":[` + strings.Repeat(`{"type":"array","items":{"type":"array","items":{"type":"int8"}}},`, 3900) + `{"type":"int8"}]},"payload":{"v":1}}`)},
 		"Debezium, text and binary":       {FormatDebeziumJSON, "", nil, []byte(payload("c", "null", `{"v":"`+strings.Repeat("\\u0041", 1<<17)+`"}`, pgSource))},
 
-		"Avro, nulls without a byte":   {FormatAvro, inRow(`{"type":"array","items":"null"}`), nil, append(count(50_000_000), 0)},
-		"Avro, blocks of nulls":        {FormatAvro, inRow(`{"type":"array","items":"null"}`), nil, append(bytes.Repeat(count(1000), 1<<19), 0)},
-		"Avro, claimed longs":          {FormatAvro, inRow(`{"type":"array","items":"long"}`), nil, append(count(1<<40), 0)},
-		"Avro, booleans":               {FormatAvro, inRow(`{"type":"array","items":"boolean"}`), nil, many(1<<20, []byte{1})},
-		"Avro, doubles":                {FormatAvro, inRow(`{"type":"array","items":"double"}`), nil, many(1<<17, []byte{1, 2, 3, 4, 5, 6, 7, 8})},
-		"Avro, bytes":                  {FormatAvro, inRow(`"bytes"`), nil, append(count(1<<20), make([]byte, 1<<20)...)},
-		"Avro, bytes in an array":      {FormatAvro, inRow(`{"type":"array","items":"bytes"}`), nil, many(1<<19, []byte{2, 255})},
-		"Avro, text of controls":       {FormatAvro, inRow(`{"type":"array","items":"string"}`), nil, many(1<<19, []byte{2, 1})},
-		"Avro, a claimed text":         {FormatAvro, inRow(`"string"`), nil, count(1 << 31)},
-		"Avro, a claimed text beyond":  {FormatAvro, inRow(`"string"`), nil, count(1<<63 - 1)},
-		"Avro, a text below nothing":   {FormatAvro, inRow(`"string"`), nil, count(-1)},
-		"Avro, a count of the least":   {FormatAvro, inRow(`{"type":"array","items":"int"}`), nil, append(count(-1<<63), 0, 0)},
-		"Avro, a claimed block":        {FormatAvro, inRow(`{"type":"array","items":"int"}`), nil, append(append(count(-1), count(1<<40)...), 0)},
-		"Avro, a map":                  {FormatAvro, inRow(`{"type":"map","values":"boolean"}`), nil, many(1<<19, []byte{0, 1})},
-		"Avro, deep":                   {FormatAvro, inRow(self), nil, append(bytes.Repeat([]byte{2}, 1<<20), 0)},
-		"Avro, long names of little":   {FormatAvro, inRow(`{"type":"array","items":{"type":"record","name":"r","fields":[{"name":"` + strings.Repeat("n", 1000) + `","type":"int"}]}}`), nil, many(1<<16, []byte{0})},
-		"Avro, dates in an array":      {FormatAvro, inRow(`{"type":"array","items":{"type":"int","logicalType":"date"}}`), nil, many(1<<19, []byte{0})},
-		"Avro, a decimal":              {FormatAvro, inRow(`{"type":"bytes","logicalType":"decimal","precision":1000000,"scale":2}`), nil, append(count(1<<20), bytes.Repeat([]byte{0x7f}, 1<<20)...)},
-		"Avro, a decimal of zeros":     {FormatAvro, inRow(`{"type":"array","items":{"type":"bytes","connect.name":"org.apache.kafka.connect.data.Decimal","connect.parameters":{"scale":"16000"}}}`), nil, many(1<<19, []byte{2, 1})},
-		"Avro, a variable decimal":     {FormatAvro, inRow(`{"type":"record","name":"VariableScaleDecimal","fields":[{"name":"scale","type":"int"},{"name":"value","type":"bytes"}],"connect.name":"io.debezium.data.VariableScaleDecimal"}`), nil, append(binary.AppendVarint(nil, 1<<31-1), 2, 1)},
-		"Avro, empty records in a map": {FormatAvro, inRow(`{"type":"map","values":{"type":"record","name":"r","fields":[]}}`), nil, many(1<<19, []byte{0})},
+		"Avro, nulls without a byte":     {FormatAvro, inRow(`{"type":"array","items":"null"}`), nil, append(count(50_000_000), 0)},
+		"Avro, blocks of nulls":          {FormatAvro, inRow(`{"type":"array","items":"null"}`), nil, append(bytes.Repeat(count(1000), 1<<19), 0)},
+		"Avro, claimed longs":            {FormatAvro, inRow(`{"type":"array","items":"long"}`), nil, append(count(1<<40), 0)},
+		"Avro, booleans":                 {FormatAvro, inRow(`{"type":"array","items":"boolean"}`), nil, many(1<<20, []byte{1})},
+		"Avro, doubles":                  {FormatAvro, inRow(`{"type":"array","items":"double"}`), nil, many(1<<17, []byte{1, 2, 3, 4, 5, 6, 7, 8})},
+		"Avro, bytes":                    {FormatAvro, inRow(`"bytes"`), nil, append(count(1<<20), make([]byte, 1<<20)...)},
+		"Avro, bytes in an array":        {FormatAvro, inRow(`{"type":"array","items":"bytes"}`), nil, many(1<<19, []byte{2, 255})},
+		"Avro, text of controls":         {FormatAvro, inRow(`{"type":"array","items":"string"}`), nil, many(1<<19, []byte{2, 1})},
+		"Avro, a claimed text":           {FormatAvro, inRow(`"string"`), nil, count(1 << 31)},
+		"Avro, a claimed text beyond":    {FormatAvro, inRow(`"string"`), nil, count(1<<63 - 1)},
+		"Avro, a text below nothing":     {FormatAvro, inRow(`"string"`), nil, count(-1)},
+		"Avro, a count of the least":     {FormatAvro, inRow(`{"type":"array","items":"int"}`), nil, append(count(-1<<63), 0, 0)},
+		"Avro, a claimed block":          {FormatAvro, inRow(`{"type":"array","items":"int"}`), nil, append(append(count(-1), count(1<<40)...), 0)},
+		"Avro, a map":                    {FormatAvro, inRow(`{"type":"map","values":"boolean"}`), nil, many(1<<19, []byte{0, 1})},
+		"Avro, deep":                     {FormatAvro, inRow(self), nil, append(bytes.Repeat([]byte{2}, 1<<20), 0)},
+		"Avro, long names of little":     {FormatAvro, inRow(`{"type":"array","items":{"type":"record","name":"r","fields":[{"name":"` + strings.Repeat("n", 1000) + `","type":"int"}]}}`), nil, many(1<<16, []byte{0})},
+		"Avro, dates in an array":        {FormatAvro, inRow(`{"type":"array","items":{"type":"int","logicalType":"date"}}`), nil, many(1<<19, []byte{0})},
+		"Avro, a decimal":                {FormatAvro, inRow(`{"type":"bytes","logicalType":"decimal","precision":1000000,"scale":2}`), nil, append(count(1<<20), bytes.Repeat([]byte{0x7f}, 1<<20)...)},
+		"Avro, a decimal of zeros":       {FormatAvro, inRow(`{"type":"array","items":{"type":"bytes","connect.name":"org.apache.kafka.connect.data.Decimal","connect.parameters":{"scale":"16000"}}}`), nil, many(1<<19, []byte{2, 1})},
+		"Avro, a variable decimal":       {FormatAvro, inRow(`{"type":"record","name":"VariableScaleDecimal","fields":[{"name":"scale","type":"int"},{"name":"value","type":"bytes"}],"connect.name":"io.debezium.data.VariableScaleDecimal"}`), nil, append(binary.AppendVarint(nil, 1<<31-1), 2, 1)},
+		"Avro, records of twice nothing": {FormatAvro, inRow(twiceNothing(40)), nil, []byte{}},
+		"Avro, twice nothing, in part":   {FormatAvro, inRow(`{"type":"array","items":` + twiceNothing(9) + `}`), nil, append(count(1000), 0)},
+		"Avro, empty records in a map":   {FormatAvro, inRow(`{"type":"map","values":{"type":"record","name":"r","fields":[]}}`), nil, many(1<<19, []byte{0})},
 	}
+}
+
+// twiceNothing is a record of two records of two records and so on, so many
+// levels deep, none of which has a byte.
+func twiceNothing(levels int) string {
+	s := `{"type":"record","name":"r0","fields":[]}`
+	for i := range levels {
+		s = fmt.Sprintf(`{"type":"record","name":"r%d","fields":[{"name":"a","type":%s},{"name":"b","type":"r%d"}]}`, i+1, s, i)
+	}
+	return s
 }
 
 // No record takes more than four times its size and a mebibyte, whatever it
