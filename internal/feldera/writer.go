@@ -78,10 +78,12 @@ func (w *Writer) give() { <-w.turn }
 // time-out, and ctx counts between attempts. The array belongs to the writer
 // until Send returns.
 //
-// Errors: *decode.Refusal where a person has to act or a row was refused (then
-// nothing of the array was applied), *[IncarnationChanged], or ctx's cause
-// joined with the last reason. In the last case, and in it alone, whether the
-// rows were applied can be open.
+// Errors: *decode.Refusal where a person has to act or a row was refused,
+// *[IncarnationChanged], or ctx's cause joined with the last reason. Whether
+// the rows were applied can be open in the last case, and where a refusal is
+// joined with [ErrOutcomeOpen]; after any other refusal nothing of the array
+// was applied, but where [Config.Shared] is set and the look for parse errors
+// was refused: then it was, or never will be.
 func (w *Writer) Send(ctx context.Context, a *Array) (Token, error) {
 	if err := w.owns(a); err != nil {
 		return Token{}, err
@@ -172,6 +174,22 @@ func (w *Writer) owns(a *Array) error {
 	return nil
 }
 
+// ErrOutcomeOpen is joined to a refusal of Send that came while the outcome of
+// a request was awaited: a request to the table may still be applied, until a
+// request lifetime has passed. The sequence it tells of: the answer to a
+// request is lost; the key is withdrawn; the look at the pipeline, which was to
+// settle the request, gets a 401.
+var ErrOutcomeOpen = errors.New("a request before it may still be applied")
+
+// open marks a refusal that leaves a request unsettled.
+func (w *Writer) open(err error) error {
+	var refused *decode.Refusal
+	if w.unsettled == nil || !errors.As(err, &refused) {
+		return err
+	}
+	return fmt.Errorf("%w (%w: %w)", err, ErrOutcomeOpen, w.unsettled)
+}
+
 // deliver sends body until its outcome is known. The caller has the turn.
 func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 	r := w.c.retrier(w.what())
@@ -182,7 +200,7 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 	for {
 		if w.unsettled != nil {
 			if err := w.settle(ctx, r, w.unsettled); err != nil {
-				return Token{}, err
+				return Token{}, w.open(err)
 			}
 		}
 		if err := w.beforeMixing(ctx, r); err != nil {

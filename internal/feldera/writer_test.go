@@ -263,6 +263,41 @@ func TestSendRefusals(t *testing.T) {
 	}
 }
 
+// A refusal that comes while an outcome is awaited says that it is open: the
+// next owner of the rows has to wait for the request.
+func TestRefusalOfAnUnsettledRequest(t *testing.T) {
+	for name, c := range map[string]struct {
+		lost bool
+		open bool
+	}{"the answer was lost": {true, true}, "the answer was a refusal": {false, false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				weak := answer{status: 401, body: `{"error_code":"AuthenticationFailed"}`}
+				looks := 0
+				got := send(t, func(_ int, r seen) answer {
+					switch {
+					case r.path == "/stats":
+						if looks++; looks > 1 {
+							return weak
+						}
+						return statsOf("u1", "Running")
+					case c.lost:
+						return answer{status: 502, body: "<html>bad gateway</html>"}
+					}
+					return weak
+				})
+				var refused *decode.Refusal
+				if !errors.As(got.err, &refused) || refused.Reason != decode.ReasonSetup {
+					t.Fatalf("got %v", got.err)
+				}
+				if errors.Is(got.err, ErrOutcomeOpen) != c.open {
+					t.Errorf("open %v: %v", !c.open, got.err)
+				}
+			})
+		})
+	}
+}
+
 // The end of the context counts between attempts, and the last reason is kept.
 func TestSendEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

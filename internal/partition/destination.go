@@ -34,8 +34,9 @@ type Destination interface {
 	NewArray() Array
 	// Send blocks until the array is accepted, retrying by itself. It returns
 	// a *decode.Refusal when the table or the array is refused, a
-	// *feldera.IncarnationChanged, or an error of ctx: then the outcome may be
-	// unknown.
+	// *feldera.IncarnationChanged, or an error of ctx. The outcome may be
+	// unknown in the last case, and where a refusal is joined with
+	// feldera.ErrOutcomeOpen.
 	Send(ctx context.Context, a Array) (feldera.Token, error)
 }
 

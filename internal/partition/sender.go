@@ -424,14 +424,17 @@ func (t *sender) send(ctx context.Context, b *batch) error {
 		return nil
 	case errors.As(err, &refused):
 		t.block(refused)
+		if errors.Is(err, feldera.ErrOutcomeOpen) {
+			t.keepOpen(b) // a lane that drains meanwhile must not call itself clean
+			return nil
+		}
 		t.giveBack(b)
 		return nil
 	case sctx.Err() != nil || t.s.atOnce():
 		// The last attempt may still be applied. What was taken stays taken,
 		// so no lane of it can be drained clean or send anything later, until
 		// one request lifetime has passed.
-		t.open = b
-		t.hold = time.Now().Add(max(t.s.cfg.RequestLifetime, 0))
+		t.keepOpen(b)
 		if ctx.Err() == nil && sctx.Err() != nil {
 			t.s.log.WarnContext(ctx, "request given up with its outcome unknown; the table waits before it sends again",
 				slog.String("table", t.name), slog.Duration("wait", max(t.s.cfg.RequestLifetime, 0)),
@@ -440,6 +443,12 @@ func (t *sender) send(ctx context.Context, b *batch) error {
 		return nil
 	}
 	return fmt.Errorf("send to table %q: %w", t.name, err)
+}
+
+// keepOpen keeps what b took until its request can no longer be applied.
+func (t *sender) keepOpen(b *batch) {
+	t.open = b
+	t.hold = time.Now().Add(max(t.s.cfg.RequestLifetime, 0))
 }
 
 // begin makes b the request under way, if every lane in it may still send.

@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -142,6 +143,52 @@ func TestRefusedTableStopsItsPartitionsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}, kfake.SeedTopics(2, topic, "other"))
+}
+
+// A table that is refused while the outcome of a request is open stops, but
+// the lane leaves no clean note before the request's life is over: the next
+// owner would overtake it.
+func TestRefusalWithAnOpenOutcomeLeavesNoCleanNote(t *testing.T) {
+	for name, c := range map[string]struct {
+		open  bool
+		wait  time.Duration
+		clean bool
+	}{
+		"nothing is open":  {false, 0, true},
+		"open":             {true, 0, false},
+		"open, and waited": {true, 31 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(w *world) {
+				t := w.t
+				var refused error = &decode.Refusal{Reason: decode.ReasonSetup, What: "write", Why: "the key is not known", Do: "set another"}
+				if c.open {
+					refused = fmt.Errorf("%w (%w)", refused, feldera.ErrOutcomeOpen)
+				}
+				w.engine.table("orders").set(func(_ context.Context, n int) error {
+					if n > 1 {
+						return refused
+					}
+					return nil
+				})
+				m := w.start(func(c *Config) { c.DrainTimeout = time.Second })
+				w.fill(topic, 0, 1)
+				w.eventually("committed", func() bool { return w.committed(first) == 1 })
+				w.fill(topic, 0, 2)
+				w.eventually("stopped", func() bool { p, _ := m.partition(first); return p.State == lane.Blocked })
+				w.pass(c.wait)
+				if err := m.stop(); err != nil {
+					t.Fatal(err)
+				}
+				if got := w.cleanly(first, 1); got != c.clean {
+					t.Errorf("clean note: %v", got)
+				}
+				if n := w.engine.table("orders").count(); n != 2 {
+					t.Errorf("%d requests", n)
+				}
+			}, kfake.SeedTopics(1, topic))
+		})
+	}
 }
 
 func TestIncarnationChangeEndsRunWithoutCommit(t *testing.T) {
