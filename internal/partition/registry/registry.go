@@ -22,6 +22,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -158,6 +159,15 @@ func (r *Registry) Find(ref decode.SchemaRef) (*decode.AvroSchema, error) {
 		return nil, &decode.Refusal{
 			Reason: decode.ReasonSetup, Why: fmt.Sprintf("it was written with %s, which none of the schema files has, and no registry is set", ref),
 			Do: "set KAFKASINK_REGISTRY_URL, or add the schema to KAFKASINK_SCHEMA_FILES",
+		}
+	}
+	if ref.Kind == decode.SchemaID && ref.ID > math.MaxInt32 {
+		// Registries give ids from 1 to 2^31-1. To be asked for another one they
+		// answer with a 404 that does not say "no such schema", which would hold
+		// the partition for ever.
+		return nil, &decode.Refusal{
+			Reason: decode.ReasonMalformed, Why: fmt.Sprintf("it says that it was written with %s, and no registry gives such an id", ref), Expected: "an id of at most 2147483647",
+			Do: "look at what writes to the topic; if its Avro has no frame, give its schema with KAFKASINK_AVRO_SCHEMAS",
 		}
 	}
 	now := time.Now()

@@ -267,6 +267,21 @@ func TestNotFoundIsBelievedForAWhile(t *testing.T) {
 	}
 }
 
+// An id that no registry gives is the record's fault: to be asked for it,
+// registries answer as a proxy does, which would hold the partition for ever.
+func TestIDBeyondAll(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, plainHTTP)
+	for _, n := range []uint32{1 << 31, 1<<32 - 1} {
+		f.set(fmt.Sprintf("/schemas/ids/%d", n), answer{404, `{"error_code":404,"message":"HTTP 404 Not Found"}`})
+		_, err := newRegistry(t, f.URL, nil).Find(id(n))
+		var refused *decode.Refusal
+		if !errors.As(err, &refused) || refused.Reason != decode.ReasonMalformed {
+			t.Errorf("%d: %v", n, err)
+		}
+	}
+}
+
 // What the registry has and Avro cannot be read by is an answer.
 func TestUnusable(t *testing.T) {
 	t.Parallel()
