@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -198,7 +199,7 @@ func (t *Topic) madeUp(e *envelope) error {
 			continue
 		}
 		differs = true
-		if text := string(was.Bytes); text != "" && text != "0" && text != "false" && !strings.HasPrefix(text, "1970-01-01") {
+		if !zero(was) {
 			return nil
 		}
 	}
@@ -211,6 +212,40 @@ func (t *Topic) madeUp(e *envelope) error {
 		Expected: "the table's primary key in the source's replica identity",
 		Do:       "set the source table's REPLICA IDENTITY to FULL or to its primary key",
 	}
+}
+
+// zero tells whether a value can be what the Postgres connector puts for a
+// column that it does not know and that is NOT NULL.
+func zero(v *Value) bool {
+	text := string(v.Bytes[:min(len(v.Bytes), 16)])
+	return text == "" || text == "0" || text == "false" || strings.HasPrefix(text, "1970-01-01")
+}
+
+// madeUpDelete refuses the key of a deleted row that may be none, as madeUp
+// does: the row would stay, and the one with the empty key go. The record's key
+// has the columns of the source's key, so a zero that stands in it is true.
+// Where a record with the row as it was has no key, the source logs whole rows.
+func (t *Topic) madeUpDelete(rec *Record, e *envelope) error {
+	doubt := func(i int) bool { return t.before[i].State == Set && zero(&t.before[i]) }
+	if len(rec.Key) == 0 || !slices.ContainsFunc(t.keys, doubt) || !t.fromPostgres(e) {
+		return nil
+	}
+	var pending *PendingError
+	// A key that cannot be read confirms nothing.
+	if err := t.key(rec, t.after, false); errors.As(err, &pending) {
+		return err
+	}
+	for _, i := range t.keys {
+		if doubt(i) && (t.after[i].State != Set || !bytes.Equal(t.after[i].Bytes, t.before[i].Bytes)) {
+			return &Refusal{
+				Reason: ReasonIdentity, What: "delete",
+				Why:      fmt.Sprintf("its row before has an empty value in key column %q, which the record's key does not have; a Postgres connector writes this for columns that the log does not have", t.rel.Columns[i].Name),
+				Expected: "the table's primary key in the record's key",
+				Do:       "declare the Feldera table's PRIMARY KEY over the source's; or set the source table's REPLICA IDENTITY to FULL and have the connector put the key into message.key.columns",
+			}
+		}
+	}
+	return nil
 }
 
 func (t *Topic) fromPostgres(e *envelope) bool {
@@ -235,6 +270,9 @@ func (t *Topic) deleted(rec *Record, e *envelope) error {
 		return t.keyless("delete")
 	}
 	if err := t.oldKey(e); err != nil {
+		return err
+	}
+	if err := t.madeUpDelete(rec, e); err != nil {
 		return err
 	}
 	if err := t.keysFromRecord(rec); err != nil {

@@ -130,11 +130,11 @@ func (a *Admin) DeadLetters(ctx context.Context, from map[int32]int64, see func(
 		for it := fetches.RecordIter(); !it.Done(); {
 			r := it.Next()
 			end, ok := left[r.Partition]
+			if ok && r.Offset >= end-1 { // the last one can be gone meanwhile
+				delete(left, r.Partition)
+			}
 			if !ok || r.Offset >= end {
 				continue
-			}
-			if r.Offset == end-1 {
-				delete(left, r.Partition)
 			}
 			if !r.Attrs.IsControl() && !see(deadLetter(r)) {
 				return nil
