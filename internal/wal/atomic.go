@@ -101,7 +101,7 @@ func (d *deliverer) lookBack(work context.Context) error {
 	if !d.a.s.struggle.cautious() {
 		d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
 	}
-	if err := d.outliveOthers(work, incarnation); err != nil {
+	if err := d.outliveOthers(work); err != nil {
 		return err
 	}
 	in := d.cfg.Intents.Intent()

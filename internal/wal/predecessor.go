@@ -16,9 +16,10 @@ import (
 // changes the next time: a wrong row that nobody notices.
 //
 // Nobody waits where the record says that everything sent was acknowledged (a
-// stop in order), where the pipeline is another process than the one that was
-// sent to, or where this process has made the slot.
-func (d *deliverer) outliveOthers(work context.Context, incarnation string) error {
+// stop in order), or where this process has made the slot. A pipeline that is
+// another process by now makes no difference: the manager may pass an old
+// request on to it.
+func (d *deliverer) outliveOthers(work context.Context) error {
 	s := d.a.s
 	if s.alone.Load() || s.madeSlot.Load() {
 		s.alone.Store(true)
@@ -31,7 +32,7 @@ func (d *deliverer) outliveOthers(work context.Context, incarnation string) erro
 	_, none := s.keeper.store.(noStore)
 	switch {
 	case none, st == nil: // somebody may have sent anything
-	case st.Incarnation != "" && st.Incarnation != incarnation, d.replay <= d.a.start:
+	case d.replay <= d.a.start:
 		s.alone.Store(true)
 		return nil
 	}
