@@ -36,9 +36,10 @@ type opened struct {
 }
 
 // whole tells whether what is in it is a state of the source: then it may be
-// committed although more was to come.
-func (o *opened) whole() bool {
-	return o.before == 0 || (o.sum != nil && o.sum.end >= o.before)
+// committed although more was to come. next is the end LSN of the transaction
+// that comes next, 0 where that is not known: all before it are in.
+func (o *opened) whole(next uint64) bool {
+	return o.before == 0 || next > o.before || (o.sum != nil && o.sum.end >= o.before)
 }
 
 // add takes a batch whose rows are all in.

@@ -352,7 +352,11 @@ func (d *deliverer) refused(finish context.Context, err error) error {
 		// Everything before it is in: that is as good a state as any. Only a
 		// transaction that was found open may hold rows of it, or from behind it,
 		// from when it was not refused.
-		if o.whole() {
+		var next uint64
+		if about, ok := errors.AsType[*transactionError](err); ok {
+			next = about.end
+		}
+		if o.whole(next) {
 			if commitErr := d.commit(finish); commitErr != nil {
 				err = errors.Join(err, commitErr)
 			}

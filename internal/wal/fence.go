@@ -188,6 +188,7 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 			s.log.WarnContext(ctx, "the server was promoted: reading goes on at the bookmark, which its timeline has",
 				"was", next.Timeline, "now", r.identity.timeline, "switched_at", r.switchPoint.String(), "lsn", next.Acknowledged.String())
 			next.Timeline, changed = r.identity.timeline, true
+			next.forgetBehind(r.switchPoint)
 		}
 		return changed
 	})
@@ -204,4 +205,23 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 	r.confirmed = max(r.confirmed, uint64(st.Acknowledged))
 	s.reportNotices(st)
 	return nil
+}
+
+// forgetBehind drops what the state says of transactions behind the point where
+// their timeline ended: this server does not have them, and has or will have
+// others at their positions. To wait for their end would leave the pipeline's
+// open transaction open until so much else has been written, and to pass over
+// one would pass over whatever ends there.
+func (st *State) forgetBehind(ended LSN) {
+	if st.Intent != nil && st.Intent.Through > ended {
+		in := *st.Intent
+		in.Through = ended
+		st.Intent = &in
+	}
+	if st.Refused != nil && st.Refused.End > ended {
+		st.Refused = nil
+	}
+	if st.Skip != nil && st.Skip.End > ended {
+		st.Skip = nil
+	}
 }

@@ -158,3 +158,41 @@ func TestPgsourceSaysWhatAPromotionMayHaveLost(t *testing.T) {
 		t.Errorf("the state says %+v", st)
 	}
 }
+
+// Primary and pgsource are lost with rows of a transaction in the pipeline's open
+// one. The standby never had it, so its end never comes: the pipeline's transaction ends
+// with what the new timeline has, and not when that has grown as long.
+func TestPgsourceEndsTheTransactionOfALostTimeline(t *testing.T) {
+	t.Parallel()
+	f := startFailover(t)
+	f.sim.HoldCompletion() // nothing is acknowledged behind the row that both have
+	execSQL(t, f.pg, `INSERT INTO orders VALUES (2, 'on both', 1, true)`)
+	waitSim(t, f.sim, "the row is in the pipeline", func(v felderasim.View) bool { return v.Counters().Records >= 2 })
+	f.loseStandby(t)
+	f.sim.HoldIngest("items")
+	pairs(t, f.pg, 10_000, 14_000)
+	waitSim(t, f.sim, "rows are in an open transaction", func(v felderasim.View) bool {
+		return v.Stats().Global.TransactionStatus == "TransactionInProgress" && v.Counters().Records > 4002
+	})
+	f.d.Kill()
+	lost := currentLSN(t, f.pg)
+	f.startStandby(t)
+	f.promote(t, harness.Immediate)
+	f.sim.ReleaseIngest("items")
+	f.sim.ReleaseCompletion()
+	if err := f.d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, f.standby, `INSERT INTO orders VALUES (3, 'on the new primary', 1, true)`)
+	end := currentLSN(t, f.standby)
+	if end >= lost {
+		t.Fatalf("the new timeline is at %d, behind what was lost (%d): this test shows nothing", end, lost)
+	}
+	awaitConfirmed(t, f.standby, end)
+	if st := f.sim.Stats().Global; st.TransactionStatus != "NoTransaction" {
+		t.Errorf("left %s", st.TransactionStatus)
+	}
+	if st := showState(t, f.env).State; len(st.Notices) != 1 || st.Notices[0].Kind != "timeline" {
+		t.Errorf("the state says %+v", st)
+	}
+}
