@@ -94,7 +94,7 @@ func (f felderaSQL) run(ctx context.Context, call ops.Call) error {
 	if err != nil {
 		return unavailable(err)
 	}
-	defs = append(defs, feldera.ProgressTable(feldera.DefaultProgressTable))
+	defs = append(defs, feldera.ProgressTable(c.ProgressTable))
 	switch {
 	case f.diff:
 		return f.compare(ctx, call, c, defs)

@@ -106,6 +106,14 @@ func boundMemory(environ []string, counted int64) {
 	}
 }
 
+// progressTable is the table in which progress is recorded, "" for none.
+func progressTable(c *config.PGSource) string {
+	if c.Delivery != config.EffectivelyOnce {
+		return ""
+	}
+	return c.ProgressTable
+}
+
 // newSource wires one Source from the configuration.
 func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing func(), err error) {
 	metrics := feldera.NewMetrics(rt.Registry, daemon)
@@ -132,7 +140,8 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		SpillDir: c.SpillDir, SpillLimit: spillLimit(c), TableAtomicity: c.Atomicity == config.PerTable,
 		Truncate: truncates[c.Truncate], IgnorePartitions: c.Partitions == config.Ignore,
 		AckOn: rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
-		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
+		ProgressTable: progressTable(c),
+		State:         stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		TakeoverAfter: c.TakeoverAfter,
 		Report:        say.report,

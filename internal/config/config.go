@@ -37,6 +37,9 @@ const (
 	Transaction = "transaction"
 	PerTable    = "table"
 
+	AtLeastOnce     = "at_least_once"
+	EffectivelyOnce = "effectively_once"
+
 	Completed = "completed"
 	Durable   = "durable"
 	Earliest  = "earliest"
@@ -101,6 +104,8 @@ type PGSource struct {
 	SpillDir        string        `env:"PGSOURCE_SPILL_DIR" form:"spilldir" example:"/var/lib/holdfast" help:"Directory on a disk for received changes that do not fit into memory: transactions larger than PGSOURCE_MEMORY_LIMIT, and a backlog that Feldera cannot take. pgsource makes a directory of its own in it, readable by its user only, and removes it. off: no spill. Not set: /var/lib/holdfast or else /var/tmp, where they can be written, otherwise no spill, which is said in the log and on /healthz. With a read-only root file system, mount a volume there or name another."`
 	SpillLimit      Size          `env:"PGSOURCE_SPILL_LIMIT" envDefault:"4GiB" min:"1MiB" max:"16TiB" help:"Most bytes in the spill. When it is full too, pgsource disconnects until the backlog is delivered; a single transaction above it is refused by name."`
 	Atomicity       string        `env:"PGSOURCE_ATOMICITY" envDefault:"transaction" oneof:"transaction|table" help:"What of a transaction becomes visible together in Feldera. transaction: all of it; where that takes more than one request, in a transaction of the pipeline, during which nothing else in the pipeline completes. table: the rows of each table that fit into one request. Use table where another client opens transactions in the same pipeline."`
+	Delivery        string        `env:"PGSOURCE_DELIVERY" envDefault:"at_least_once" oneof:"at_least_once|effectively_once" help:"at_least_once: after a crash what was not acknowledged is sent again. effectively_once: progress is recorded in PGSOURCE_PROGRESS_TABLE behind the rows, and read at each start: what the pipeline holds is not sent again, what it lost is noticed, and what must be sent again becomes visible at once. Needs a state, PGSOURCE_ATOMICITY=transaction, a PRIMARY KEY in Feldera for each table, and the progress table, which feldera-sql prints."`
+	ProgressTable   string        `env:"PGSOURCE_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table of PGSOURCE_DELIVERY=effectively_once, as SQL writes it. Daemons of one pipeline can share it."`
 	AckOn           string        `env:"PGSOURCE_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What the LSN waits for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start."`
 	OnRefusal       string        `env:"PGSOURCE_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`
@@ -201,6 +206,13 @@ func LoadPGSource(environ []string) (*PGSource, error) {
 		"only together with PGSOURCE_STATE=postgres:schema.table", "PGSOURCE_STATE")
 	r.require(c.TakeoverAfter == 0 || c.TakeoverAfter >= 15*time.Second, "PGSOURCE_TAKEOVER_AFTER",
 		"is so short that a pgsource that lives could be taken for dead", "0s or at least 15s")
+	if c.Delivery == EffectivelyOnce {
+		r.require(c.Atomicity == Transaction, "PGSOURCE_ATOMICITY", "lets what is sent again after a crash be seen table by table",
+			"transaction with PGSOURCE_DELIVERY=effectively_once", "PGSOURCE_DELIVERY")
+		place := c.StatePlace()
+		r.require(place.Path != "" || place.Table != "", "PGSOURCE_STATE", "keeps nothing, so nobody could tell a loss from a first start",
+			"a file or a table with PGSOURCE_DELIVERY=effectively_once", "PGSOURCE_DELIVERY")
+	}
 	if c.Effective, err = r.finish(); err != nil {
 		return nil, err
 	}

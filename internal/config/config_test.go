@@ -82,6 +82,7 @@ func TestDefaults(t *testing.T) {
 		Slot:    "holdfast", Publication: "holdfast",
 		Tables:    TableMappings{{Schema: "public", Name: "orders", Target: "orders"}},
 		BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8, MemoryLimit: 256 << 20, SpillLimit: 4 << 30, Atomicity: Transaction,
+		Delivery: AtLeastOnce, ProgressTable: "holdfast_progress",
 		State: "auto",
 		AckOn: Completed, OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop, Partitions: Stop,
 		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute, TakeoverAfter: 30 * time.Second,
@@ -161,6 +162,7 @@ func TestFaultsOfOneSetting(t *testing.T) {
 		{"PGSOURCE_BATCH_BYTES=9223372036854775807MiB", "PGSOURCE_BATCH_BYTES is not a size"},
 		{"PGSOURCE_BATCH_BYTES=-4MiB", "PGSOURCE_BATCH_BYTES is not a size"},
 		{"PGSOURCE_MEMORY_LIMIT=2MiB", "PGSOURCE_BATCH_BYTES is above PGSOURCE_MEMORY_LIMIT"},
+		{"PGSOURCE_DELIVERY=exactly_once", "PGSOURCE_DELIVERY is not one of the words it can be; allowed: at_least_once or effectively_once"},
 		{"PGSOURCE_SPILL_DIR=marker", "PGSOURCE_SPILL_DIR is not an absolute path; allowed: an absolute path without control characters, or off"},
 		{"PGSOURCE_SPILL_LIMIT=1KiB", "PGSOURCE_SPILL_LIMIT is too small"},
 		{"PGSOURCE_ATOMICITY=marker", "PGSOURCE_ATOMICITY is not one of the words it can be; allowed: transaction or table"},
@@ -641,4 +643,19 @@ func TestSizeAndDurationAreReadBack(t *testing.T) {
 			t.Fatalf("%d → %s → %d, %v", d, formatDuration(d), again, err)
 		}
 	})
+}
+
+// effectively_once is refused where it cannot hold.
+func TestEffectivelyOnceNeeds(t *testing.T) {
+	for _, tc := range []struct{ state, atomicity, want string }{
+		{"none", "transaction", "PGSOURCE_STATE keeps nothing"},
+		{"postgres:ops.state", "table", "PGSOURCE_ATOMICITY lets what is sent again after a crash be seen table by table"},
+		{"postgres:ops.state", "transaction", ""},
+		{"file:/var/lib/holdfast/s.json", "transaction", ""},
+	} {
+		_, err := LoadPGSource(minimalPG("PGSOURCE_DELIVERY=effectively_once", "PGSOURCE_STATE="+tc.state, "PGSOURCE_ATOMICITY="+tc.atomicity))
+		if (err == nil) != (tc.want == "") || (err != nil && !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%+v: %v", tc, err)
+		}
+	}
 }

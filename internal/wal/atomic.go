@@ -199,6 +199,12 @@ func (d *deliverer) open(work context.Context, end uint64) error {
 		o.recorded = end
 		return nil
 	}
+	if d.rec != nil {
+		// The progress row inside it stands for all rows before it too.
+		if err := d.awaitCompleted(work); err != nil {
+			return err
+		}
+	}
 	last := d.cfg.Intents.Intent()
 	var own *feldera.Intent
 	if last.Incarnation != "" {
@@ -245,7 +251,8 @@ func (d *deliverer) commit(finish context.Context) error {
 			o.tx.Sent(t.token)
 		}
 	}
-	err := d.patiently(func() error { return o.tx.Commit(finish, nil) })
+	write, row := d.lastRow()
+	err := d.patiently(func() error { return o.tx.Commit(finish, write) })
 	switch {
 	case errors.Is(err, feldera.ErrTaken):
 		// The rows are in, but not as one. Sent again as one, they become so.
@@ -258,6 +265,10 @@ func (d *deliverer) commit(finish context.Context) error {
 	crash.Here(crash.PgTxCommitted)
 	d.opened, d.replay = nil, 0
 	d.nowClosed(txCommitted)
+	if row != nil {
+		o.sum.tokens, o.sum.row = nil, true
+		o.sum.keep(nil, *row)
+	}
 	if o.sum != nil {
 		d.watch(o.sum)
 	}

@@ -61,6 +61,10 @@ type attempt struct {
 	// acknowledged, in order; it is as long as the ledger at most. Guarded by
 	// mu.
 	produced []uint64
+	// rowEpoch and rowIncarnation name the progress rows that this attempt
+	// writes; 0 where it writes none. Guarded by mu.
+	rowEpoch       int64
+	rowIncarnation string
 
 	failure error                   // guarded by mu
 	stop    context.CancelCauseFunc // ends reading and delivering

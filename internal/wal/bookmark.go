@@ -53,6 +53,8 @@ type State struct {
 	Incarnation string `json:"incarnation"`
 	// Intent is the Feldera transaction that is, or was about to be, open.
 	Intent *storedIntent `json:"transaction_intent,omitzero"`
+	// Progress is what is known of the progress table; nil where it is not used.
+	Progress *storedProgress `json:"progress,omitzero"`
 	// Notices are what no person has said yet to have looked after, oldest
 	// first, at most maxNotices.
 	Notices []Notice `json:"notices,omitzero"`
@@ -97,6 +99,9 @@ const (
 	// NoticeIncarnation: the pipeline came back as another process. Rows that
 	// were acknowledged up to To may be missing from it.
 	NoticeIncarnation NoticeKind = "incarnation"
+	// NoticeLoss: by the progress table, the pipeline does not hold acknowledged
+	// rows between From and To.
+	NoticeLoss NoticeKind = "loss"
 	// NoticeTimeline: a standby was promoted at From, and rows up to To may
 	// have been sent that it never had.
 	NoticeTimeline NoticeKind = "timeline"

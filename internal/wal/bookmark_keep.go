@@ -102,6 +102,7 @@ func (a *attempt) saveBookmark(ctx context.Context) error {
 		n++
 	}
 	durable := a.bookmarked
+	epoch, incarnation := a.rowEpoch, a.rowIncarnation
 	a.mu.Unlock()
 	if lsn <= durable {
 		return nil
@@ -110,6 +111,9 @@ func (a *attempt) saveBookmark(ctx context.Context) error {
 	err := a.s.keeper.update(ctx, func(next *State) bool {
 		next.Acknowledged = LSN(lsn)
 		next.Rows = max(next.Rows, LSN(rows))
+		if epoch > 0 && rows > 0 && next.Progress != nil {
+			next.Progress = &storedProgress{Epoch: next.Progress.Epoch, Produced: LSN(rows), RowEpoch: epoch, RowIncarnation: incarnation}
+		}
 		return true
 	})
 	if err != nil {

@@ -67,6 +67,8 @@ type deliverer struct {
 	// replay is the position up to which rows may have been sent before: they
 	// become visible again together, not one state of the past after the other.
 	replay uint64
+	// rec is set while the progress table is used.
+	rec *recorder
 	// rehearsing: rows are encoded to see whether they can be, and thrown away.
 	rehearsing bool
 
@@ -104,6 +106,11 @@ type batch struct {
 	tokens []tableToken
 	// waiting counts the tokens that have not reached the rung yet.
 	waiting map[ack.Rung]int
+	// row: the token is that of a progress row, or of the claim; proof is what
+	// is known to be ingested of any other batch, where progress is recorded.
+	// Guarded by the deliverer's mu.
+	row   bool
+	proof []feldera.Evidence
 }
 
 type tableToken struct {
@@ -141,6 +148,12 @@ func (d *deliverer) run(work, hard context.Context) error {
 	finish, cancel := d.finishing(work, hard)
 	defer cancel()
 	err := d.lookBack(work)
+	if err == nil {
+		err = d.take(work)
+	}
+	if d.rec != nil {
+		defer d.recording(hard)()
+	}
 	for err == nil {
 		if !d.waitForRoom(work) {
 			break
@@ -150,7 +163,9 @@ func (d *deliverer) run(work, hard context.Context) error {
 			break
 		}
 		d.cfg.Beat()
-		err = d.deliverParts(work, finish, txs)
+		if txs, err = d.passHeld(work, txs); err == nil {
+			err = d.deliverParts(work, finish, txs)
+		}
 	}
 	d.leftOpen(work)
 	if work.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
@@ -517,14 +532,18 @@ func (d *deliverer) watch(b *batch) {
 func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 	if e.Err != nil {
 		// No more evidence comes for any batch: the poller has ended.
-		d.mu.Lock()
-		d.inFlight, d.undurable = nil, 0
-		d.mu.Unlock()
-		d.a.fail(e.Err)
-		d.finished.set()
+		d.lose(e.Err)
 		return
 	}
 	d.mu.Lock()
+	if d.rec != nil && !b.row {
+		// Its progress row tells of its completion.
+		if e.Rung != ack.Ingested {
+			d.mu.Unlock()
+			return
+		}
+		b.proof = append(b.proof, e)
+	}
 	b.waiting[e.Rung]--
 	all := b.waiting[e.Rung] == 0
 	if all && e.Rung == ack.Completed {
@@ -549,6 +568,9 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 		crash.Here(crash.PgCompleted)
 	}
 	d.a.evidence(b.first, b.last, e.Rung)
+	if d.rec != nil && e.Rung == ack.Ingested {
+		d.rec.wake.set()
+	}
 	if e.Rung == ack.Completed && d.durability != nil {
 		d.durability.Watch(e, func(e feldera.Evidence) { d.durable(b, e) })
 	}
@@ -558,15 +580,20 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 	}
 }
 
+// lose ends the attempt: nothing more can be proven in it.
+func (d *deliverer) lose(err error) {
+	d.mu.Lock()
+	d.inFlight, d.undurable = nil, 0
+	d.mu.Unlock()
+	d.a.fail(err)
+	d.finished.set()
+}
+
 // durable takes the proof that a checkpoint holds a batch. It runs on the
 // checkpointer.
 func (d *deliverer) durable(b *batch, e feldera.Evidence) {
 	if e.Err != nil {
-		d.mu.Lock()
-		d.undurable = 0
-		d.mu.Unlock()
-		d.a.fail(e.Err)
-		d.finished.set()
+		d.lose(e.Err)
 		return
 	}
 	d.mu.Lock()

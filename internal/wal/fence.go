@@ -175,6 +175,9 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 			return true
 		}
 		changed := next.Incarnation == ""
+		if next.Progress != nil && !s.cfg.effectivelyOnce() {
+			next.Progress, changed = nil, true // no row stands for what comes now
+		}
 		if changed {
 			next.Incarnation = s.cfg.Pipeline.Expected()
 		}

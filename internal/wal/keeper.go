@@ -271,7 +271,11 @@ func (s *Source) reportNotices(st *State) {
 	}
 	n := st.Notices[len(st.Notices)-1]
 	message := fmt.Sprintf("the pipeline restarted (incarnation %s, before %s): rows confirmed to Postgres before, up to LSN %s, may be missing from it", n.Now, n.Was, n.To)
-	if n.Kind == NoticeTimeline {
+	switch n.Kind {
+	case NoticeIncarnation:
+	case NoticeLoss:
+		message = fmt.Sprintf("the pipeline lost rows that were confirmed to Postgres, between LSN %s and %s: its progress table says so (incarnation %s)", n.From, n.To, n.Now)
+	case NoticeTimeline:
 		message = fmt.Sprintf("a standby was promoted at LSN %s (timeline %s, before %s), and rows up to LSN %s may have been sent before that it never had: they may be in the pipeline and not in the source",
 			n.From, n.Now, n.Was, n.To)
 	}
@@ -294,12 +298,14 @@ func (s *Source) reportNotices(st *State) {
 func (s *Source) destinationRestarted(ctx context.Context, changed *feldera.IncarnationChanged) error {
 	s.cfg.Metrics.incarnations.Inc()
 	s.log.WarnContext(ctx, "the pipeline is another incarnation: unconfirmed transactions are delivered again", "was", changed.Was, "now", changed.Now)
+	s.restarted.Store(true)
 	err := s.keeper.must(ctx, func(next *State) bool {
 		if next.System == "" {
 			return false // nothing was ever acknowledged
 		}
 		next.Incarnation = changed.Now
-		if next.Rows > 0 {
+		// The progress table tells whether anything is lost, where it is used.
+		if next.Rows > 0 && !s.cfg.effectivelyOnce() {
 			s.log.ErrorContext(ctx, "transactions that were confirmed before may be lost from the pipeline", "lsn", next.Acknowledged.String())
 			next.notice(Notice{Kind: NoticeIncarnation, Was: changed.Was, Now: changed.Now, To: next.Acknowledged, Noticed: time.Now().UTC()})
 		}

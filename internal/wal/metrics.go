@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"holdfast/internal/feldera"
 )
 
 // Metrics are the numbers a Source keeps. Positions are LSNs as byte counts
@@ -43,6 +45,8 @@ type Metrics struct {
 	// in Unix nanoseconds; 0 while none is open.
 	transactionSince *atomic.Int64
 	destinationTx    *prometheus.CounterVec
+	progressFound    *prometheus.CounterVec
+	heldAlready      prometheus.Counter
 	slotRetained     prometheus.Gauge
 	// slotSafe has no label: as a vector it can be absent, which is what it is
 	// on servers without max_slot_wal_keep_size.
@@ -105,6 +109,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		destinationTx: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pgsource_destination_transactions_total", Help: "Transactions of the pipeline: begun, resumed after a crash, committed, or taken by somebody else's commit.",
 		}, []string{"event"}),
+		progressFound: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_progress_decisions_total", Help: "What the pipeline's progress table was found to say: fresh, equal, ahead (skipped), lost, remapped, reset or foreign.",
+		}, []string{"found"}),
+		heldAlready:  counter("pgsource_held_transactions_total", "Transactions that were not sent again, since the pipeline provably held them."),
 		slotRetained: gauge("pgsource_slot_retained_bytes", "WAL that the slot keeps on the server's disk."),
 		slotSafe: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_slot_safe_wal_bytes", Help: "WAL that can be written before the slot is in danger; absent without max_slot_wal_keep_size.",
@@ -132,7 +140,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	for _, event := range []string{txBegun, txResumed, txCommitted, txTaken} {
 		m.destinationTx.WithLabelValues(event)
 	}
-	reg.MustRegister(m.absentColumns, m.partitionChanges, m.truncatesApplied, m.truncatedRows, openSeconds, m.spillBytes, m.spillFiles, m.spilled, m.spillFaults, m.destinationTx, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
+	for found := feldera.ProgressFresh; found <= feldera.ProgressForeign; found++ {
+		m.progressFound.WithLabelValues(found.String())
+	}
+	reg.MustRegister(m.progressFound, m.heldAlready, m.absentColumns, m.partitionChanges, m.truncatesApplied, m.truncatedRows, openSeconds, m.spillBytes, m.spillFiles, m.spilled, m.spillFaults, m.destinationTx, m.transactions, m.ignoredColumns, m.rows, m.sentBytes, m.truncates, m.retries, m.incarnations, m.buffered, m.inFlight,
 		m.position, m.receivedLag, m.acknowledgedLag, m.lastCommit, m.lastAcknowledge, m.backpressure, m.stateSeconds, m.stateFailures,
 		m.slotRetained, m.slotSafe, m.slotActive, m.slotStatus)
 	return m

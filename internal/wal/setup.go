@@ -40,6 +40,8 @@ type ready struct {
 	// slotMade: the slot was made by prepare, so nothing was read from it
 	// before.
 	slotMade bool
+	// schema is the pipeline's.
+	schema *feldera.Schema
 	// shapes are the mapped tables as the catalogue had them when the server
 	// stood at the position at, or before.
 	shapes map[tableName]*decode.Relation
@@ -68,7 +70,7 @@ func nameOf(rel *decode.Relation) tableName { return tableName{rel.Schema, rel.N
 // another attempt.
 func (s *Source) prepare(ctx context.Context) (*ready, error) {
 	r := &ready{}
-	targets, err := s.describeDestination(ctx)
+	targets, err := s.describeDestination(ctx, r)
 	if err != nil {
 		s.reportFailure(CheckDestination, err)
 		return nil, err
@@ -106,7 +108,7 @@ func (s *Source) reportFailure(check string, err error) {
 }
 
 // describeDestination finds the Feldera table of every source table.
-func (s *Source) describeDestination(ctx context.Context) (map[tableName]*feldera.Table, error) {
+func (s *Source) describeDestination(ctx context.Context, r *ready) (map[tableName]*feldera.Table, error) {
 	schema, err := s.cfg.Pipeline.Describe(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("describe the pipeline: %w", err)
@@ -118,6 +120,10 @@ func (s *Source) describeDestination(ctx context.Context) (map[tableName]*felder
 			return nil, err
 		}
 		targets[tableName{t.Schema, t.Name}] = target
+	}
+	r.schema = schema
+	if err := s.checkProgress(schema, targets); err != nil {
+		return nil, err
 	}
 	if s.cfg.AckOn == ack.Durable {
 		if err := s.cfg.Pipeline.NewDurability(feldera.DurabilityOptions{}).Check(ctx); err != nil {
@@ -569,7 +575,7 @@ func (s *Source) startOver() string {
 
 // CheckTables is a preflight: every source table fits its Feldera table.
 func (s *Source) CheckTables(ctx context.Context) error {
-	targets, err := s.describeDestination(ctx)
+	targets, err := s.describeDestination(ctx, &ready{})
 	if err != nil {
 		return err
 	}
@@ -580,7 +586,7 @@ func (s *Source) CheckTables(ctx context.Context) error {
 
 // CheckDestination is a preflight: the pipeline answers and has the tables.
 func (s *Source) CheckDestination(ctx context.Context) error {
-	_, err := s.describeDestination(ctx)
+	_, err := s.describeDestination(ctx, &ready{})
 	return err
 }
 

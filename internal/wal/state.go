@@ -79,6 +79,9 @@ func (s *Source) pipelineFits(ctx context.Context, st *State) error {
 	if err != nil {
 		return fmt.Errorf("ask the pipeline for its incarnation: %w", err)
 	}
+	if s.cfg.effectivelyOnce() {
+		return nil // the progress table tells, at the start
+	}
 	if now != st.Incarnation && st.Rows > 0 && st.Incarnation != "" {
 		return &decode.Refusal{
 			Reason: decode.ReasonGap, What: "pipeline", Where: "incarnation " + now,

@@ -69,6 +69,7 @@ const (
 	CheckStore       = "state store" // positions can be made durable
 	CheckSpill       = "spill"       // what does not fit into memory has a place
 	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
+	CheckProgress    = "progress"    // what the progress table said at the start
 )
 
 // The phases that a Source goes through.
@@ -114,6 +115,10 @@ type Config struct {
 	// table and request by request. By default they become visible together, in
 	// a transaction of the pipeline where it takes more than one request.
 	TableAtomicity bool
+	// ProgressTable is the pipeline's table in which progress is recorded, so
+	// that a restart sends nothing twice that it need not, and finds out what was
+	// lost; "" uses none. It needs State and a pipeline with transactions.
+	ProgressTable string
 	// StallTimeout is how long the wire may be silent before the connection
 	// counts as dead.
 	StallTimeout time.Duration
@@ -185,6 +190,9 @@ type Source struct {
 	alone atomic.Bool
 	// connected: the server has let this process in once.
 	connected atomic.Bool
+	// restarted: the pipeline has restarted since an attempt of this process has
+	// claimed the progress table.
+	restarted atomic.Bool
 	// types are the types of the mapped tables' columns.
 	types typeCache
 	// struggle remembers what fails again and again; current is the attempt

@@ -1,0 +1,258 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/internal/feldera"
+	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
+	"holdfast/test/harness"
+)
+
+// effectively starts what effectively_once needs, but for the daemon.
+func effectively(t *testing.T, opts felderasim.Options) (*harness.Postgres, *felderasim.Sim, map[string]string) {
+	t.Helper()
+	def := feldera.ProgressTable(feldera.DefaultProgressTable)
+	opts.SQL = program + def.SQL()
+	pg, sim := startPostgres(t, nil), startSim(t, opts)
+	return pg, sim, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_SPILL_DIR": t.TempDir(),
+		"FELDERA_REQUEST_LIFETIME": "1s", "FELDERA_REQUEST_TIMEOUT": "1s",
+	})
+}
+
+// startCrashing starts a pgsource that dies at the first visit of a place.
+func startCrashing(t *testing.T, env map[string]string, place string) *harness.Daemon {
+	t.Helper()
+	return harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Race: true, Tags: "crashpoints"},
+		harness.DaemonOptions{Env: merged(env, map[string]string{"CRASH_AT": place + ":1:kill"}), ListenVar: "PGSOURCE_LISTEN"})
+}
+
+// sentTo counts the requests to a table.
+func sentTo(sim *felderasim.Sim, table string) (n int) {
+	for _, r := range sim.Requests() {
+		if strings.Trim(r.Table, `"`) == table && r.Records > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// metric reads a number of the daemon's.
+func metric(t *testing.T, d *harness.Daemon, name string, labels map[string]string) float64 {
+	t.Helper()
+	n, err := d.Metric(t.Context(), name, labels)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func found(t *testing.T, d *harness.Daemon, what string) {
+	t.Helper()
+	harness.Await(t, patience, "the decision is "+what, func(ctx context.Context) (any, bool) {
+		n, err := d.Metric(ctx, "pgsource_progress_decisions_total", map[string]string{"found": what})
+		return fmt.Sprint(n, err), n == 1
+	})
+}
+
+func TestPgsourceEffectivelyOnce(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	found(t, d, "fresh")
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'a', 1, true), (2, 'b', 2, false)`)
+	execSQL(t, pg, `BEGIN; INSERT INTO items VALUES (1, 1, 'x'); UPDATE orders SET paid = true WHERE id = 2; COMMIT`)
+	execSQL(t, pg, `UPDATE orders SET id = 20 WHERE id = 2`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+
+	// The newest row stands for the last position that brought rows, and a
+	// restart goes on from there.
+	stopClean(t, d)
+	newest := int64(0)
+	for _, row := range sim.Rows(feldera.DefaultProgressTable) {
+		if p, ok := row["position"].(uint64); ok {
+			newest = max(newest, int64(p))
+		}
+	}
+	if rows := lsnOf(t, pg, showState(t, env).State.Rows); newest != int64(rows) {
+		t.Errorf("the newest progress row is %d, the state says %d", newest, rows)
+	}
+	orders := sentTo(sim, "orders")
+	d = startPgsource(t, env)
+	waitHealthy(t, d)
+	found(t, d, "equal")
+	if n := sentTo(sim, "orders"); n != orders {
+		t.Errorf("%d requests were sent again", n-orders)
+	}
+	execSQL(t, pg, `DELETE FROM orders WHERE id = 1`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+}
+
+// The process dies when the pipeline has completed rows and progress row, and
+// before it could note it: nothing is sent again.
+func TestPgsourceSkipsWhatThePipelineHolds(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{})
+	d := startCrashing(t, env, "pgsource.completed")
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'a', 1, true)`)
+	awaitEnd(t, d, -1)
+	orders := sentTo(sim, "orders")
+	if orders == 0 {
+		t.Fatal("nothing was sent")
+	}
+	d = startPgsource(t, env)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	waitHealthy(t, d)
+	found(t, d, "ahead")
+	if n := metric(t, d, "pgsource_held_transactions_total", nil); n != 1 {
+		t.Errorf("%v transactions were skipped", n)
+	}
+	if n := sentTo(sim, "orders"); n != orders {
+		t.Errorf("%d requests were sent again", n-orders)
+	}
+	// What was skipped described the table: rows that come now need that.
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'b', 2, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+}
+
+// The process dies with a transaction of the pipeline open: the next one goes
+// on in it, and what it shows is whole.
+func TestPgsourceEffectivelyOnceInOpenTransaction(t *testing.T) {
+	t.Parallel()
+	for _, place := range []string{"pgsource.transaction-open", "pgsource.sent", "pgsource.after-commit"} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			pg, sim, env := effectively(t, felderasim.Options{})
+			d := startCrashing(t, env, place)
+			waitHealthy(t, d)
+			execSQL(t, pg, `BEGIN; INSERT INTO orders VALUES (1, 'a', 1, true); INSERT INTO items VALUES (1, 1, 'x'); COMMIT`)
+			awaitEnd(t, d, -1)
+			execSQL(t, pg, `UPDATE orders SET note = 'later' WHERE id = 1`)
+			d = startPgsource(t, env)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			waitHealthy(t, d)
+			assertEqualTables(t, pg, sim)
+			stopClean(t, d)
+			d = startPgsource(t, env)
+			waitHealthy(t, d)
+			found(t, d, "equal")
+		})
+	}
+}
+
+// A pipeline that came back with everything is no loss, one that came back
+// empty is, whether the daemon runs meanwhile or not.
+func TestPgsourceTellsALossFromARestart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		keep    core.Keep
+		running bool
+		found   string
+		notices int
+	}{
+		"kept, while down":       {core.KeepJournal, false, "equal", 0},
+		"kept, while running":    {core.KeepJournal, true, "equal", 0},
+		"emptied, while down":    {core.KeepNothing, false, "lost", 1},
+		"emptied, while running": {core.KeepNothing, true, "lost", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pg, sim, env := effectively(t, felderasim.Options{Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce})
+			d := startPgsource(t, env)
+			waitHealthy(t, d)
+			execSQL(t, pg, `INSERT INTO orders VALUES (1, 'a', 1, true)`)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			if !c.running {
+				stopClean(t, d)
+			}
+			sim.Crash(c.keep)
+			if !c.running {
+				d = startPgsource(t, env)
+			}
+			execSQL(t, pg, `INSERT INTO orders VALUES (2, 'b', 2, true)`)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			found(t, d, c.found)
+			stopClean(t, d)
+			if n := len(showState(t, env).State.Notices); n != c.notices {
+				t.Errorf("%d notices, expected %d", n, c.notices)
+			}
+			if c.notices == 0 {
+				assertEqualTables(t, pg, sim)
+				return
+			}
+			// It is told once, and until a person has accepted it.
+			d = startPgsource(t, env)
+			found(t, d, "equal")
+			if status, body, err := d.Health(t.Context()); err != nil || status != 503 || !strings.Contains(string(body), "the pipeline lost rows") {
+				t.Errorf("%d, %v: %s", status, err, body)
+			}
+			stopClean(t, d)
+			if got := runPgsource(t, env, "state", "accept", "-yes"); got.ExitCode != 0 {
+				t.Errorf("%+v", got)
+			}
+			d = startPgsource(t, env)
+			waitHealthy(t, d)
+			found(t, d, "equal")
+		})
+	}
+}
+
+// A pipeline that was never used is not taken for one that lost everything.
+func TestPgsourceNeverUsedIsNoLoss(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	awaitConfirmed(t, pg, currentLSN(t, pg)) // an idle position
+	stopClean(t, d)
+	sim.Crash(core.KeepNothing)
+	d = startPgsource(t, env)
+	waitHealthy(t, d)
+	found(t, d, "fresh")
+	if st := showState(t, env); len(st.State.Notices) != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// What effectively_once cannot do without is refused by name before anything
+// is sent.
+func TestPgsourceEffectivelyOnceRefuses(t *testing.T) {
+	t.Parallel()
+	def := feldera.ProgressTable(feldera.DefaultProgressTable)
+	for name, c := range map[string]struct {
+		sql  string
+		env  map[string]string
+		code int
+		says string
+	}{
+		"no progress table": {program, nil, 65, "CREATE TABLE holdfast_progress"},
+		"no primary key": {
+			strings.Replace(program, "id BIGINT NOT NULL PRIMARY KEY,\n  order_id", "id BIGINT NOT NULL,\n  order_id", 1) + def.SQL(),
+			nil, 65, "table items: it has no PRIMARY KEY in Feldera",
+		},
+		"no state":       {program + def.SQL(), map[string]string{"PGSOURCE_STATE": "none"}, 78, "PGSOURCE_STATE keeps nothing"},
+		"table by table": {program + def.SQL(), map[string]string{"PGSOURCE_ATOMICITY": "table"}, 78, "PGSOURCE_ATOMICITY lets what is sent again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{SQL: c.sql})
+			env := merged(merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DELIVERY": "effectively_once"}), c.env)
+			got := runPgsource(t, env)
+			if said := got.Stdout + got.Stderr; got.ExitCode != c.code || !strings.Contains(said, c.says) {
+				t.Errorf("it ends with %d and says:\n%s", got.ExitCode, said)
+			}
+			if n := sim.Counters().Requests; n != 0 {
+				t.Errorf("%d requests went out", n)
+			}
+		})
+	}
+}
