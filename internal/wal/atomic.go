@@ -94,15 +94,16 @@ func (d *deliverer) lookBack(work context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Nothing above the server's position at the start of the attempt can have
-	// been sent before, however far ahead the record of it runs.
+	sent := uint64(d.a.s.keeper.exactlySent(LSN(d.a.start)))
+	// Nothing above the server's position at the start of the attempt comes a
+	// second time, however far ahead the record of what was sent runs.
 	d.a.s.keeper.boundInherited(LSN(d.a.ready.at))
 	// Where something fails again and again, what is before it is to be
 	// acknowledged, one transaction after the other.
 	if !d.a.s.struggle.cautious() {
 		d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
 	}
-	if err := d.outliveOthers(work); err != nil {
+	if err := d.outliveOthers(work, sent); err != nil {
 		return err
 	}
 	in := d.cfg.Intents.Intent()

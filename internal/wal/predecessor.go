@@ -19,7 +19,11 @@ import (
 // stop in order), or where this process has made the slot. A pipeline that is
 // another process by now makes no difference: the manager may pass an old
 // request on to it.
-func (d *deliverer) outliveOthers(work context.Context) error {
+//
+// sent is the record as it stands, and not bounded by the server's position: a
+// standby that was promoted, or that lags, may be below what was sent from
+// another server.
+func (d *deliverer) outliveOthers(work context.Context, sent uint64) error {
 	s := d.a.s
 	if s.alone.Load() || s.madeSlot.Load() {
 		s.alone.Store(true)
@@ -32,7 +36,7 @@ func (d *deliverer) outliveOthers(work context.Context) error {
 	_, none := s.keeper.store.(noStore)
 	switch {
 	case none, st == nil: // somebody may have sent anything
-	case d.replay <= d.a.start:
+	case sent <= d.a.start:
 		s.alone.Store(true)
 		return nil
 	}
