@@ -20,7 +20,7 @@ func effectively(t *testing.T, opts felderasim.Options) (*harness.Postgres, *fel
 	pg, sim := startPostgres(t, nil), startSim(t, opts)
 	return pg, sim, merged(pgsourceEnv(pg, sim), map[string]string{
 		"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_SPILL_DIR": t.TempDir(),
-		"FELDERA_REQUEST_LIFETIME": "1s", "FELDERA_REQUEST_TIMEOUT": "1s",
+		"FELDERA_REQUEST_LIFETIME": "3s", "FELDERA_REQUEST_TIMEOUT": "3s",
 	})
 }
 
