@@ -111,6 +111,10 @@ crash: setup ## the crash matrix: every fault at every place (SEED=â€¦, POINTS=â
 soak: setup ## random faults on both daemons for MINUTES (5), from a printed SEED
 	go run ./test/crash -soak $(or $(MINUTES),5)m $(if $(SEED),-seed $(SEED))
 
+.PHONY: retention
+retention: setup ## an idle publication while much WAL is written elsewhere (RETENTION_MB=1024): what the slot holds back
+	RETENTION_MB=$(or $(RETENTION_MB),1024) $(GO_TEST) -v -run '^TestPgsourceRetainedWAL$$' ./test/e2e
+
 .PHONY: demo
 demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
 	go run ./test/demo
