@@ -82,7 +82,7 @@ func TestPgsourceRetainedWAL(t *testing.T) {
 			if err := pg.Exec(ctx, `CHECKPOINT`); err != nil {
 				return err, false
 			}
-			reached, err := harness.QueryValue[bool](ctx, pg, `SELECT restart_lsn >= $1::pg_lsn FROM pg_replication_slots WHERE slot_name = 'holdfast'`, decode.FormatLSN(lsn))
+			reached, err := harness.QueryValue[bool](ctx, pg, `SELECT restart_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'holdfast'`, decode.FormatLSN(lsn))
 			return fmt.Sprint(reached, err), reached
 		})
 	}
