@@ -140,8 +140,8 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		SpillDir: c.SpillDir, SpillLimit: spillLimit(c), TableAtomicity: c.Atomicity == config.PerTable,
 		Truncate: truncates[c.Truncate], IgnorePartitions: c.Partitions == config.Ignore,
 		AckOn: rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
-		ProgressTable: progressTable(c),
-		State:         stateStore(c), StateByDefault: c.StatePlace().ByDefault,
+		ProgressTable: progressTable(c), StopOnLoss: c.OnLoss == config.Stop,
+		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		TakeoverAfter: c.TakeoverAfter,
 		Report:        say.report,
@@ -172,7 +172,7 @@ var truncates = map[string]wal.TruncatePolicy{
 }
 
 // phases maps the source's phases to the daemon's.
-var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.PhaseStreaming: ops.PhaseStreaming}
+var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.PhaseStreaming: ops.PhaseStreaming, wal.PhaseNeedsResync: ops.PhaseNeedsResync}
 
 func pipelineConfig(c *config.PGSource, say *reporter, metrics *feldera.Metrics) feldera.Config {
 	cfg := feldera.Config{

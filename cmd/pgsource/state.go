@@ -143,6 +143,9 @@ func describeState(where string, st *wal.State) string {
 	for _, n := range st.Notices {
 		line("notice", "%s %s after %s, noticed %s: up to %s is in doubt", n.Kind, n.Now, n.Was, n.Noticed.UTC().Format(time.RFC3339), n.To)
 	}
+	for _, t := range st.NeedsResync() {
+		line("needs resync", "%s, since %s", t.Table, t.Noticed.UTC().Format(time.RFC3339))
+	}
 	return b.String()
 }
 

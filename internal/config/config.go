@@ -37,6 +37,8 @@ const (
 	Transaction = "transaction"
 	PerTable    = "table"
 
+	Heal = "heal"
+
 	AtLeastOnce     = "at_least_once"
 	EffectivelyOnce = "effectively_once"
 
@@ -106,6 +108,7 @@ type PGSource struct {
 	Atomicity       string        `env:"PGSOURCE_ATOMICITY" envDefault:"transaction" oneof:"transaction|table" help:"What of a transaction becomes visible together in Feldera. transaction: all of it; where that takes more than one request, in a transaction of the pipeline, during which nothing else in the pipeline completes. table: the rows of each table that fit into one request. Use table where another client opens transactions in the same pipeline."`
 	Delivery        string        `env:"PGSOURCE_DELIVERY" envDefault:"at_least_once" oneof:"at_least_once|effectively_once" help:"at_least_once: after a crash what was not acknowledged is sent again. effectively_once: progress is recorded in PGSOURCE_PROGRESS_TABLE behind the rows, and read at each start: what the pipeline holds is not sent again, what it lost is noticed, and what must be sent again becomes visible at once. Needs a state, PGSOURCE_ATOMICITY=transaction, a PRIMARY KEY in Feldera for each table, and the progress table, which feldera-sql prints."`
 	ProgressTable   string        `env:"PGSOURCE_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table of PGSOURCE_DELIVERY=effectively_once, as SQL writes it. Daemons of one pipeline can share it."`
+	OnLoss          string        `env:"PGSOURCE_ON_DESTINATION_LOSS" envDefault:"heal" oneof:"heal|stop" help:"The pipeline lost rows that were acknowledged, or may have: go on as phase needs resync, with /healthz at 503, the positions and the tables by name; or stop with exit code 65."`
 	AckOn           string        `env:"PGSOURCE_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What the LSN waits for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start."`
 	OnRefusal       string        `env:"PGSOURCE_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`

@@ -82,7 +82,7 @@ func TestDefaults(t *testing.T) {
 		Slot:    "holdfast", Publication: "holdfast",
 		Tables:    TableMappings{{Schema: "public", Name: "orders", Target: "orders"}},
 		BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8, MemoryLimit: 256 << 20, SpillLimit: 4 << 30, Atomicity: Transaction,
-		Delivery: AtLeastOnce, ProgressTable: "holdfast_progress",
+		Delivery: AtLeastOnce, ProgressTable: "holdfast_progress", OnLoss: Heal,
 		State: "auto",
 		AckOn: Completed, OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop, Partitions: Stop,
 		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute, TakeoverAfter: 30 * time.Second,

@@ -120,6 +120,17 @@ type Decision struct {
 	highest int64        // the highest epoch in the table
 }
 
+// Completed names the row that was completed for Held, by its epoch and
+// incarnation, as Noted keeps it; 0 and "" where there is none. A claim that
+// was not sent yet is no such row: it could land in a later incarnation, and
+// would be believed there.
+func (d *Decision) Completed() (epoch int64, incarnation string) {
+	if d.Proof == nil || d.Proof.Position != d.Held {
+		return 0, ""
+	}
+	return d.Proof.Epoch, d.Proof.Incarnation
+}
+
 // Superseded gives the rows that the claim of the new epoch replaces: all but
 // those of the epochs that Held rests on, now or, should the pipeline go back
 // to an earlier state, again.

@@ -20,8 +20,11 @@ const (
 	PhaseSnapshot                // existing rows are being copied
 	PhaseCatchup                 // streaming, far behind the source
 	PhaseStreaming               // streaming
-	PhaseBlocked                 // nothing goes on until a person has acted
-	PhaseStopping                // the last one: told to stop
+	// PhaseNeedsResync: streaming, and the destination lacks what was
+	// acknowledged, or may.
+	PhaseNeedsResync
+	PhaseBlocked  // nothing goes on until a person has acted
+	PhaseStopping // the last one: told to stop
 	phases
 )
 
@@ -36,6 +39,8 @@ func (p Phase) String() string {
 		return "catchup"
 	case PhaseStreaming:
 		return "streaming"
+	case PhaseNeedsResync:
+		return "needs_resync"
 	case PhaseBlocked:
 		return "blocked"
 	case PhaseStopping:

@@ -185,7 +185,7 @@ func TestMetrics(t *testing.T) {
 				got[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
 			}
 		}
-		want := map[string]float64{"connecting": 0, "snapshot": 0, "catchup": 0, "streaming": 0, "blocked": 0, "stopping": 0}
+		want := map[string]float64{"connecting": 0, "snapshot": 0, "catchup": 0, "streaming": 0, "needs_resync": 0, "blocked": 0, "stopping": 0}
 		want[p.String()] = 1
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("phase %s (-want +got):\n%s", p, diff)

@@ -195,7 +195,7 @@ func (a *attempt) connections(work, hard context.Context) {
 		case errors.Is(err, errMemory):
 			a.s.cfg.Metrics.backpressure.Inc()
 			a.s.log.WarnContext(work, "stream closed on purpose until the destination has caught up: the slot keeps its position", "err", err, "buffered_bytes", a.queue.held())
-			a.s.cfg.Phase(PhaseConnecting)
+			a.s.phaseConnecting()
 			a.s.cfg.Report(Status{
 				Check: CheckSource, Message: "disconnected on purpose, since the destination is slower than the source: " + err.Error(),
 				Hint: "look at the check \"destination\"; the slot retains WAL meanwhile",
@@ -224,7 +224,7 @@ func (a *attempt) connections(work, hard context.Context) {
 		}
 		wait := waitFor(err, retry.NextBackOff())
 		a.s.cfg.Metrics.retries.WithLabelValues("stream").Inc()
-		a.s.cfg.Phase(PhaseConnecting)
+		a.s.phaseConnecting()
 		a.s.reportFailure(CheckSource, err)
 		a.s.log.WarnContext(work, "no replication connection, trying again", "err", err, "attempt", attempt, "wait", wait)
 		if sleep(work, wait) != nil {
@@ -294,7 +294,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 		return err
 	}
 	a.s.log.InfoContext(work, "streaming", "slot", a.s.cfg.Slot, "lsn", decode.FormatLSN(from))
-	a.s.cfg.Phase(PhaseStreaming)
+	a.s.phaseStreaming()
 	a.s.cfg.Report(Status{Check: CheckSource, OK: true, Message: "streaming from slot " + a.s.cfg.Slot})
 
 	// The reader is interrupted at a stop; the socket closes at a halt.

@@ -89,6 +89,9 @@ type Notice struct {
 	From    LSN       `json:"from_lsn"`
 	To      LSN       `json:"to_lsn"`
 	Noticed time.Time `json:"noticed_at"`
+	// Tables are those, as schema.table, that may lack rows and were not read
+	// again since: see State.NeedsResync.
+	Tables []string `json:"tables,omitzero"`
 }
 
 // NoticeKind is what a Notice is about.

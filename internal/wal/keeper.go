@@ -264,33 +264,6 @@ func (k *keeper) reportFailing(ctx context.Context, err error) {
 	k.s.cfg.Report(st)
 }
 
-// reportNotices shows what no person has looked after yet.
-func (s *Source) reportNotices(st *State) {
-	if len(st.Notices) == 0 {
-		return
-	}
-	n := st.Notices[len(st.Notices)-1]
-	message := fmt.Sprintf("the pipeline restarted (incarnation %s, before %s): rows confirmed to Postgres before, up to LSN %s, may be missing from it", n.Now, n.Was, n.To)
-	switch n.Kind {
-	case NoticeIncarnation:
-	case NoticeLoss:
-		message = fmt.Sprintf("the pipeline lost rows that were confirmed to Postgres, between LSN %s and %s: its progress table says so (incarnation %s)", n.From, n.To, n.Now)
-	case NoticeTimeline:
-		message = fmt.Sprintf("a standby was promoted at LSN %s (timeline %s, before %s), and rows up to LSN %s may have been sent before that it never had: they may be in the pipeline and not in the source",
-			n.From, n.Now, n.Was, n.To)
-	}
-	if more := len(st.Notices) - 1; more > 0 {
-		message += fmt.Sprintf("; and %d earlier ones, see: pgsource state show", more)
-	}
-	hint := "compare the tables with the source; if they differ, empty the tables and load them again, then "
-	if _, none := s.cfg.State.(noStore); none {
-		hint += "restart pgsource to clear this"
-	} else {
-		hint += "stop pgsource, run: pgsource state accept -yes, and start it again to clear this"
-	}
-	s.cfg.Report(Status{Check: CheckState, Blocking: true, Message: message, Hint: hint})
-}
-
 // destinationRestarted says what a change of incarnation means. What was not
 // confirmed is delivered again by the next attempt; what was confirmed may be
 // gone, and only a person can know. Where nothing that brought rows was
@@ -307,7 +280,7 @@ func (s *Source) destinationRestarted(ctx context.Context, changed *feldera.Inca
 		// The progress table tells whether anything is lost, where it is used.
 		if next.Rows > 0 && !s.cfg.effectivelyOnce() {
 			s.log.ErrorContext(ctx, "transactions that were confirmed before may be lost from the pipeline", "lsn", next.Acknowledged.String())
-			next.notice(Notice{Kind: NoticeIncarnation, Was: changed.Was, Now: changed.Now, To: next.Acknowledged, Noticed: time.Now().UTC()})
+			next.notice(Notice{Kind: NoticeIncarnation, Was: changed.Was, Now: changed.Now, To: next.Acknowledged, Noticed: time.Now().UTC(), Tables: s.tableNames()})
 		}
 		return true
 	})
@@ -318,9 +291,10 @@ func (s *Source) destinationRestarted(ctx context.Context, changed *feldera.Inca
 	if err != nil {
 		return err
 	}
-	if st != nil {
-		s.reportNotices(st)
-	}
 	s.cfg.Pipeline.Expect(changed.Now)
-	return nil
+	if st == nil {
+		return nil
+	}
+	s.reportNotices(st)
+	return s.stopOnLoss(st)
 }

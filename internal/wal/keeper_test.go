@@ -341,7 +341,7 @@ func TestIncarnationNotice(t *testing.T) {
 			store := &flakyStore{fail: func() (bool, bool) { return false, false }, durable: st}
 			s := testSource(t, store)
 			var blocking bool
-			s.cfg.Report = func(st Status) { blocking = blocking || (st.Check == CheckState && st.Blocking) }
+			s.cfg.Report = func(st Status) { blocking = blocking || (st.Check == CheckResync && st.Blocking) }
 			var err error
 			if s.keeper, err = s.openKeeper(t.Context()); err != nil {
 				t.Fatal(err)

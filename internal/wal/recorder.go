@@ -205,8 +205,12 @@ func (d *deliverer) heed(work context.Context, dec *feldera.Decision, st *State,
 		next.Progress = &p
 		if dec.Found == feldera.ProgressLost {
 			// From here on the notice tells of it, until a person has accepted it.
-			p.Produced, p.RowEpoch, p.RowIncarnation = LSN(dec.Held), dec.Epoch, incarnation
-			next.notice(Notice{Kind: NoticeLoss, Was: st.Progress.RowIncarnation, Now: incarnation, From: LSN(dec.Held), To: next.Acknowledged, Noticed: time.Now().UTC()})
+			p = storedProgress{Epoch: dec.Epoch, Produced: LSN(dec.Held)}
+			p.RowEpoch, p.RowIncarnation = dec.Completed()
+			next.notice(Notice{
+				Kind: NoticeLoss, Was: st.Progress.RowIncarnation, Now: incarnation, From: LSN(dec.Held), To: next.Acknowledged,
+				Noticed: time.Now().UTC(), Tables: s.tableNames(),
+			})
 		}
 		return true
 	})
@@ -215,10 +219,11 @@ func (d *deliverer) heed(work context.Context, dec *feldera.Decision, st *State,
 	}
 	d.cfg.Report(Status{Check: CheckProgress, OK: dec.Found != feldera.ProgressLost, Works: true, Message: reason})
 	now, err := s.keeper.get(work)
-	if err == nil {
-		s.reportNotices(now)
+	if err != nil {
+		return err
 	}
-	return err
+	s.reportNotices(now)
+	return s.stopOnLoss(now)
 }
 
 // passHeld takes out of txs what the pipeline provably holds. Their relations are

@@ -65,7 +65,8 @@ const (
 	CheckPipeline    = "pipeline"    // the pipeline answers and runs
 	CheckSlot        = "slot"        // the slot holds the WAL that is needed
 	CheckSchema      = "schema"      // the tables' shapes fit; what is left out
-	CheckState       = "state"       // the destination still has what it acknowledged
+	CheckState       = "state"       // nothing of the source's past is in doubt
+	CheckResync      = "resync"      // the destination still has what was acknowledged
 	CheckStore       = "state store" // positions can be made durable
 	CheckSpill       = "spill"       // what does not fit into memory has a place
 	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
@@ -76,6 +77,9 @@ const (
 const (
 	PhaseConnecting = "connecting"
 	PhaseStreaming  = "streaming"
+	// PhaseNeedsResync: changes are carried, and the pipeline lacks rows that
+	// were acknowledged, or may.
+	PhaseNeedsResync = "needs resync"
 )
 
 // Config is what a Source needs. All fields are required unless said
@@ -119,6 +123,9 @@ type Config struct {
 	// that a restart sends nothing twice that it need not, and finds out what was
 	// lost; "" uses none. It needs State and a pipeline with transactions.
 	ProgressTable string
+	// StopOnLoss ends Run with a refusal when the pipeline lost acknowledged
+	// rows, or may have; otherwise it goes on, and says that a resync is needed.
+	StopOnLoss bool
 	// StallTimeout is how long the wire may be silent before the connection
 	// counts as dead.
 	StallTimeout time.Duration
@@ -193,6 +200,10 @@ type Source struct {
 	// restarted: the pipeline has restarted since an attempt of this process has
 	// claimed the progress table.
 	restarted atomic.Bool
+	// lossStands: a table needs a resync. streams: changes are carried. noticed
+	// holds the checks that show a notice.
+	lossStands, streams atomic.Bool
+	noticed             sync.Map
 	// types are the types of the mapped tables' columns.
 	types typeCache
 	// struggle remembers what fails again and again; current is the attempt
@@ -249,12 +260,17 @@ func New(cfg Config) (*Source, error) {
 // everything delivered before has then been confirmed too, and nothing after.
 // Every other fault is retried for as long as it takes.
 func (s *Source) Run(ctx context.Context) error {
-	s.cfg.Phase(PhaseConnecting)
+	s.phaseConnecting()
 	var err error
 	if s.keeper, err = s.openKeeper(ctx); err != nil {
 		return stopped(ctx, err)
 	}
 	defer s.keeper.close(ctx)
+	if st, err := s.keeper.get(ctx); err == nil {
+		if err := s.stopOnLoss(st); err != nil {
+			return err
+		}
+	}
 	if s.cfg.Intents == nil {
 		s.cfg.Intents = s.keeper
 	}
@@ -268,7 +284,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	retry := newBackOff()
 	for {
-		s.cfg.Phase(PhaseConnecting)
+		s.phaseConnecting()
 		ready, err := s.prepareUntilReady(ctx)
 		if err == nil {
 			var acknowledged bool

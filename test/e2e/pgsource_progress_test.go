@@ -256,3 +256,34 @@ func TestPgsourceEffectivelyOnceRefuses(t *testing.T) {
 		})
 	}
 }
+
+// With PGSOURCE_ON_DESTINATION_LOSS=stop a loss ends it by name, at each start,
+// until a person has accepted it.
+func TestPgsourceStopsOnDestinationLoss(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{})
+	env = merged(env, map[string]string{"PGSOURCE_ON_DESTINATION_LOSS": "stop"})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'a', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	sim.Crash(core.KeepNothing)
+	awaitEnd(t, d, 65)
+	got := runPgsource(t, env)
+	if said := got.Stdout + got.Stderr; got.ExitCode != 65 || !strings.Contains(said, "PGSOURCE_ON_DESTINATION_LOSS is stop") || !strings.Contains(said, "the pipeline lost rows") {
+		t.Errorf("it ends with %d and says:\n%s", got.ExitCode, said)
+	}
+	if got := runPgsource(t, env, "state", "show"); !strings.Contains(got.Stdout, "needs resync") {
+		t.Errorf("%+v", got)
+	}
+	if got := runPgsource(t, env, "state", "accept", "-yes"); got.ExitCode != 0 {
+		t.Errorf("%+v", got)
+	}
+	d = startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'b', 2, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if n := sim.Count("orders"); n != 1 {
+		t.Errorf("%d orders", n)
+	}
+}

@@ -215,7 +215,7 @@ func TestPgsourceNoticesARestartWhileDown(t *testing.T) {
 			t.Fatal(err)
 		}
 		health(t, d, "the loss is shown", func(status int, body string) bool {
-			return status == 503 && strings.Contains(body, "may be missing") && strings.Contains(body, `"phase":"streaming"`)
+			return status == 503 && strings.Contains(body, "may be missing") && strings.Contains(body, `"phase":"needs_resync"`) && strings.Contains(body, `needs resync: \"public\".\"items\"`)
 		})
 		d.Kill()
 	}
