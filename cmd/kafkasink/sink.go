@@ -336,14 +336,21 @@ func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watche
 	return cfg, nil
 }
 
+// showEvery is how often the consumer's state is looked at; joinEvery is that
+// until it has joined, for the first second: readiness need not wait for a turn.
+const (
+	showEvery = time.Second
+	joinEvery = 25 * time.Millisecond
+)
+
 // show turns the consumer's state into health, once a second. It is also what
 // feeds the watchdog: Snapshot takes every lock of the consumer, so a consumer
 // that hangs with one held starves it. It gives an error when nothing can go
 // on before a person has acted, else nil when ctx has ended.
 func (s *sink) show(ctx context.Context, consumer *partition.Consumer) error {
-	every := time.NewTicker(time.Second)
+	every := time.NewTicker(joinEvery)
 	defer every.Stop()
-	stopped := 0
+	stopped, joining := 0, int(showEvery/joinEvery)
 	for {
 		select {
 		case <-every.C:
@@ -352,6 +359,13 @@ func (s *sink) show(ctx context.Context, consumer *partition.Consumer) error {
 		}
 		st := consumer.Snapshot()
 		s.rt.Health.Beat()
+		if joining > 0 {
+			if joining--; !st.Joined && joining > 0 {
+				continue
+			}
+			joining = 0
+			every.Reset(showEvery)
+		}
 		s.logTrouble(ctx, &st)
 		s.showGroup(&st)
 		s.showPartitions(&st)

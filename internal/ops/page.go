@@ -41,6 +41,19 @@ type Page struct {
 	Settings []SettingRow
 }
 
+// Families names the metrics that the page reads, for a test that the daemon has
+// them.
+func (p Page) Families() []string {
+	names := append([]string{p.Positions}, p.Facts...)
+	for _, c := range p.Charts {
+		names = append(names, c.Metric)
+	}
+	for _, c := range p.Counts {
+		names = append(names, c.Metric)
+	}
+	return names
+}
+
 // Chart is a number over time. The series of the family are added up, or the
 // highest counts.
 type Chart struct {
@@ -146,6 +159,7 @@ type failureView struct {
 // pageHandler answers with the page, its assets and the same as JSON.
 func pageHandler(mux *http.ServeMux, opts ServerOptions) {
 	started := opts.Now()
+	opts.Gatherer = &glance{from: opts.Gatherer, now: opts.Now}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		var b bytes.Buffer
 		if err := pageTemplate.Execute(&b, newView(opts, started)); err != nil {

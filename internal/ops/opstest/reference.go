@@ -82,6 +82,23 @@ func unquote(tb testing.TB, text string) string {
 	return s
 }
 
+// Daemon holds the metrics of a daemon that was made and not run against what is
+// promised of them: they follow the naming conventions, the part of the reference
+// page at path that carries the daemon's name lists them (with update it is
+// written anew), and the status page, which reads the families shown, shows none
+// that the registry has not.
+func Daemon(tb testing.TB, r *prometheus.Registry, daemon, path string, shown []string, update bool) {
+	tb.Helper()
+	metrics := Metrics(tb, r, daemon+"_")
+	Reference(tb, path, daemon, metrics, update)
+	LintMetrics(tb, r)
+	for _, name := range shown {
+		if !slices.ContainsFunc(metrics, func(m Metric) bool { return m.Name == name }) {
+			tb.Errorf("the status page shows %s, which is not in the registry", name)
+		}
+	}
+}
+
 // Reference compares the part of a page between the two comments that carry
 // name with the metrics; with update it writes them there.
 func Reference(tb testing.TB, path, name string, metrics []Metric, update bool) {
