@@ -222,6 +222,12 @@ func (s *sink) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.own(ctx, schema); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // told to stop
+		}
+		return err
+	}
 	s.showDestination(true, "the pipeline has every table", "")
 
 	completions := s.pipeline.NewCompletions(feldera.CompletionsOptions{})

@@ -31,19 +31,32 @@ func (s *sink) findTopics(ctx context.Context) config.TopicMappings {
 	if !s.c.Topics.HasPatterns() {
 		return s.c.Topics
 	}
-	for {
-		found, err := matchTopics(ctx, s.c, s.rt)
-		if err == nil && len(found) == 0 {
+	var found config.TopicMappings
+	err := s.askBrokers(ctx, lookTopics, func() (err error) {
+		if found, err = matchTopics(ctx, s.c, s.rt); err == nil && len(found) == 0 {
 			err = errors.New("no topic matches KAFKASINK_TOPICS")
 		}
+		return err
+	})
+	if err != nil {
+		return nil
+	}
+	return found
+}
+
+// askBrokers does something that the brokers have to answer, again and again
+// until it succeeds. The error is that of ctx, which has ended.
+func (s *sink) askBrokers(ctx context.Context, what string, do func() error) error {
+	for {
+		err := do()
 		if err == nil {
-			s.repeats.Worked(ctx, lookTopics)
-			return found
-		}
-		if ctx.Err() != nil {
+			s.repeats.Worked(ctx, what)
 			return nil
 		}
-		s.repeats.Failed(ctx, lookTopics, err)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		s.repeats.Failed(ctx, what, err)
 		s.rt.Health.Beat()
 		s.rt.Health.Set(checkGroup, ops.Check{Message: err.Error(), Hint: "it is looked for again until it works"})
 		s.rt.Health.SetReady(checkGroup, false, err.Error())
@@ -56,25 +69,33 @@ func (s *sink) findTopics(ctx context.Context) config.TopicMappings {
 	}
 }
 
-// matchTopics makes one look at the brokers.
-func matchTopics(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (config.TopicMappings, error) {
+// admin makes one look at the brokers with a client of its own.
+func admin(ctx context.Context, c *config.KafkaSink, rt ops.Runtime, look func(context.Context, *partition.Admin) error) error {
 	cfg, err := connection(c)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	cfg.Logger = rt.Logger
-	admin, err := partition.NewAdmin(ctx, cfg)
+	a, err := partition.NewAdmin(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer admin.Close()
+	defer a.Close()
 	ctx, cancel := context.WithTimeout(ctx, topicsTimeout)
 	defer cancel()
-	names, err := admin.Topics(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return c.Topics.Expand(names, c.DLQTopic), nil
+	return look(ctx, a)
+}
+
+// matchTopics makes one look at the brokers.
+func matchTopics(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (found config.TopicMappings, err error) {
+	err = admin(ctx, c, rt, func(ctx context.Context, a *partition.Admin) error {
+		names, err := a.Topics(ctx)
+		if err == nil {
+			found = c.Topics.Expand(names, c.DLQTopic)
+		}
+		return err
+	})
+	return found, err
 }
 
 // watchTopics looks for topics that match a pattern and are not carried. It

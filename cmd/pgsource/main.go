@@ -39,6 +39,7 @@ func program() ops.Program {
 			felderaSQLVerb(),
 			stateVerb(),
 			slotVerb(),
+			ownersVerb(),
 			skipVerb(),
 			publicationVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
@@ -140,7 +141,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		SpillDir: c.SpillDir, SpillLimit: spillLimit(c), TableAtomicity: c.Atomicity == config.PerTable,
 		Truncate: truncates[c.Truncate], IgnorePartitions: c.Partitions == config.Ignore,
 		AckOn: rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
-		ProgressTable: progressTable(c), StopOnLoss: c.OnLoss == config.Stop,
+		ProgressTable: progressTable(c), OwnersTable: c.ProgressTable, StopOnLoss: c.OnLoss == config.Stop,
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		TakeoverAfter: c.TakeoverAfter,

@@ -113,7 +113,7 @@ func TestDefaults(t *testing.T) {
 		Start: Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
 		LaneMemory: 16 << 20, MemoryLimit: 256 << 20, SessionTimeout: 45 * time.Second, RebalanceTimeout: time.Minute,
-		AckOn: Completed, OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
+		AckOn: Completed, ProgressTable: "holdfast_progress", OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
 		Listen: "127.0.0.1:8082", LogLevel: "info", LogFormat: "text",
 	}
 	if diff := cmp.Diff(wantKafka, kafka, ignoreSecrets); diff != "" {

@@ -118,25 +118,36 @@ const maxProgressRows = 200_000
 // Errors: *decode.Refusal, *[IncarnationChanged], or ctx's cause joined with
 // the last reason.
 func (p *ProgressStore) Read(ctx context.Context, own *Intent) (*ProgressFound, error) {
-	r := p.c.retrier("read the progress table")
+	var found *ProgressFound
+	err := p.c.insist(ctx, "read the progress table", func() (err error) {
+		found, err = p.read(ctx, own)
+		return err
+	})
+	return found, err
+}
+
+// insist does something that changes nothing, or may be done again, until it
+// succeeds, is refused, or ctx ends.
+func (c *Client) insist(ctx context.Context, what string, do func() error) error {
+	r := c.retrier(what)
 	for {
-		found, err := p.read(ctx, own)
+		err := do()
 		switch {
 		case err == nil:
-			return found, nil
+			return nil
 		case ctx.Err() != nil:
 			if r.last == nil {
 				r.last = err
 			}
-			return nil, r.ended(ctx)
+			return r.ended(ctx)
 		case errors.Is(err, ErrIncomplete):
 		default:
-			if final := p.c.transient(err); final != nil {
-				return nil, final
+			if final := c.transient(err); final != nil {
+				return final
 			}
 		}
 		if err := r.wait(ctx, err); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
@@ -163,20 +174,7 @@ func (p *ProgressStore) read(ctx context.Context, own *Intent) (*ProgressFound, 
 			return nil, err
 		}
 	}
-	q := Query{Select: "SELECT * FROM " + identifier(p.writer.table.Name) + " WHERE source = " + QuoteText(p.source), MaxLine: 64 << 10}
-	rows := 0
-	err = p.c.Query(ctx, q, func(line []byte) error {
-		row, err := p.parse(line)
-		if err != nil {
-			return err
-		}
-		if rows++; rows > maxProgressRows {
-			return p.wrongRow(fmt.Sprintf("there are more than %d rows of this source", maxProgressRows))
-		}
-		found.Lanes[row.Lane] = append(found.Lanes[row.Lane], row)
-		return nil
-	})
-	if err != nil {
+	if err := p.query(ctx, func(row ProgressRow) { found.Lanes[row.Lane] = append(found.Lanes[row.Lane], row) }); err != nil {
 		return nil, err
 	}
 	s, err := p.c.Stats(ctx)
@@ -184,6 +182,27 @@ func (p *ProgressStore) read(ctx context.Context, own *Intent) (*ProgressFound, 
 		return nil, err
 	}
 	return found, p.c.sameIncarnation(s.Incarnation)
+}
+
+// query reads the rows that are completed.
+func (p *ProgressStore) query(ctx context.Context, take func(ProgressRow)) error {
+	which := "= " + QuoteText(p.source)
+	if p.source == ownerSource {
+		which = "LIKE " + QuoteText(ownerSource+"%")
+	}
+	q := Query{Select: "SELECT * FROM " + identifier(p.writer.table.Name) + " WHERE source " + which, MaxLine: 64 << 10}
+	rows := 0
+	return p.c.Query(ctx, q, func(line []byte) error {
+		row, err := p.parse(line)
+		if err != nil {
+			return err
+		}
+		if rows++; rows > maxProgressRows {
+			return p.wrongRow(fmt.Sprintf("there are more than %d rows of this source", maxProgressRows))
+		}
+		take(row)
+		return nil
+	})
 }
 
 // parse reads one row and refuses what no daemon writes.
@@ -205,7 +224,7 @@ func (p *ProgressStore) parse(line []byte) (ProgressRow, error) {
 	switch {
 	case w.Source == nil || w.Lane == nil || w.Epoch == nil || w.Slot == nil || w.Position == nil || w.Incarnation == nil:
 		return ProgressRow{}, p.wrongRow("a column is missing: " + clip(string(line), maxMessage))
-	case *w.Source != p.source:
+	case *w.Source != p.source && (p.source != ownerSource || !strings.HasPrefix(*w.Source, ownerSource)):
 		return ProgressRow{}, p.wrongRow("it is of another source: " + clip(*w.Source, maxMessage))
 	case *w.Epoch < 1 || *w.Slot < 0 || *w.Slot > 1 || len(*w.Lane) > maxProgressName || len(*w.Incarnation) > maxIncarnation:
 		return ProgressRow{}, p.wrongRow("a value is out of its range: " + clip(string(line), maxMessage))

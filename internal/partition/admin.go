@@ -77,6 +77,16 @@ type GroupOffset struct {
 	id   kadm.TopicID
 }
 
+// Cluster asks the brokers for the name that their cluster has given itself; ""
+// where they have none.
+func (a *Admin) Cluster(ctx context.Context) (string, error) {
+	m, err := a.admin.BrokerMetadata(ctx)
+	if err != nil {
+		return "", a.cfg.explain("ask for the cluster's name", err)
+	}
+	return m.Cluster, nil
+}
+
 // Offsets reads the group's offsets for all partitions of the topics.
 func (a *Admin) Offsets(ctx context.Context, topics []string) (GroupOffsets, error) {
 	out := GroupOffsets{Group: a.cfg.Group}

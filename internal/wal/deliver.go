@@ -55,6 +55,8 @@ type deliverer struct {
 	// TRUNCATEs that are still to come in it: the rows before them are of no
 	// account, since the table is empty already.
 	superseded map[uint32]int
+	// owners is the record of who feeds the tables; nil where there is none.
+	owners *feldera.Owners
 	// carried are the tokens of the deletes for the TRUNCATEs of the next
 	// batch, which owes them its evidence.
 	carried []feldera.Token
@@ -150,6 +152,9 @@ func (d *deliverer) run(work, hard context.Context) error {
 	err := d.lookBack(work)
 	if err == nil {
 		err = d.take(work)
+	}
+	if err == nil {
+		err = d.own(work)
 	}
 	if d.rec != nil {
 		defer d.recording(hard)()

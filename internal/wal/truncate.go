@@ -109,6 +109,11 @@ func (d *deliverer) emptyTables(work context.Context, tx *transaction) error {
 		return err
 	}
 	for _, out := range outs {
+		if err := d.sole(work, out.table, retractsByTruncate); err != nil {
+			return at(err, tx)
+		}
+	}
+	for _, out := range outs {
 		rows, err := d.empty(work, out, emptiers[out])
 		if err != nil {
 			return at(err, tx)

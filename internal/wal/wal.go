@@ -71,6 +71,7 @@ const (
 	CheckSpill       = "spill"       // what does not fit into memory has a place
 	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
 	CheckProgress    = "progress"    // what the progress table said at the start
+	CheckOwners      = "owners"      // who else feeds the tables
 )
 
 // The phases that a Source goes through.
@@ -126,6 +127,9 @@ type Config struct {
 	// StopOnLoss ends Run with a refusal when the pipeline lost acknowledged
 	// rows, or may have; otherwise it goes on, and says that a resync is needed.
 	StopOnLoss bool
+	// OwnersTable is the pipeline's table in which is recorded who feeds which
+	// table, where the pipeline has it; "" records nothing.
+	OwnersTable string
 	// StallTimeout is how long the wire may be silent before the connection
 	// counts as dead.
 	StallTimeout time.Duration
