@@ -3,32 +3,39 @@ package main
 import (
 	"bytes"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"holdfast/internal/crash"
 	"holdfast/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A selection of the matrix that fits into every run of the tests: at each
-// step between two rungs, a SIGKILL, and an answer that is lost.
+// A selection of the matrix that fits into every run of the tests: at steps
+// between two rungs, a SIGKILL, an answer that is lost, and a pipeline that
+// goes back, under each of the levels of delivery.
 func TestSelection(t *testing.T) {
 	for name, opts := range map[string]options{
-		"pgsource":  {points: []string{"pgsource.mid-buffer", "pgsource.sent", "pgsource.completed", "pgsource.before-bookmark", "pgsource.after-status"}, faults: []string{"SIGKILL", "response lost"}},
-		"kafkasink": {points: []string{"kafkasink.accepted", "kafkasink.before-commit", "kafkasink.revoked", "kafkasink.after-dlq"}, faults: []string{"SIGKILL"}},
+		"pgsource": {
+			variants: []string{"pgsource"}, points: []string{"pgsource.sent", "pgsource.completed", "pgsource.after-bookmark"},
+			faults: []string{"SIGKILL", "response lost", "journal"},
+		},
+		"kafkasink": {variants: []string{"kafkasink"}, points: []string{"kafkasink.accepted", "kafkasink.before-commit", "kafkasink.revoked", "kafkasink.after-dlq"}, faults: []string{"SIGKILL"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			opts.seed, opts.dir, opts.out = uint64(time.Now().UnixNano()), t.TempDir(), &testOutput{t: t}
 			r, err := runMatrix(t.Context(), opts)
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Log(r.line())
-			if r.lost > 0 || len(r.unreached)+len(r.other) > 0 || r.runs != len(opts.points)*len(opts.faults) {
-				t.Errorf("not reached %q, also wrong %q", r.unreached, r.other)
+			if !r.green() || len(r.hits) != len(opts.points) || len(r.faults) != len(opts.faults) {
+				t.Errorf("%s; not reached %q, also wrong %q", r.first, r.unreached, r.other)
 			}
 		})
 	}
@@ -39,6 +46,53 @@ type testOutput struct{ t *testing.T }
 func (o *testOutput) Write(p []byte) (int, error) {
 	o.t.Log(string(bytes.TrimSuffix(p, []byte("\n"))))
 	return len(p), nil
+}
+
+// The plan meets every pair, and the same seed makes the same one.
+func TestPlan(t *testing.T) {
+	for seed := range uint64(20) {
+		cases := plan(seed, nil, nil)
+		if missing := uncovered(cases); len(missing) > 0 {
+			t.Errorf("seed %d: %d pairs never meet, such as %s", seed, len(missing), missing[0])
+		}
+		again := plan(seed, nil, nil)
+		for i := range cases {
+			if cases[i] != again[i] {
+				t.Fatalf("seed %d: run %d is %v and %v", seed, i, cases[i], again[i])
+			}
+		}
+		killed := map[crash.Point]int{}
+		for _, c := range cases {
+			if c.fault.name == "SIGKILL" {
+				killed[c.point]++
+			}
+		}
+		for _, p := range crash.Points {
+			if killed[p] == 0 {
+				t.Errorf("seed %d: no SIGKILL at %s", seed, p)
+			}
+		}
+	}
+	if n := len(crash.Points); n < 25 {
+		t.Errorf("%d places", n)
+	}
+	if n := len(faults); n < 7 {
+		t.Errorf("%d faults", n)
+	}
+	// A plan that leaves something out is found out.
+	cases := plan(1, nil, nil)
+	if missing := uncovered(cases[:len(cases)-1]); len(missing) == 0 {
+		t.Error("a run is missing, and no pair")
+	}
+	if a, b := plan(1, nil, nil), plan(2, nil, nil); len(a) == len(b) {
+		same := true
+		for i := range a {
+			same = same && a[i] == b[i]
+		}
+		if same {
+			t.Error("two seeds make the same plan")
+		}
+	}
 }
 
 // Nothing of the places is in a build that is not told to have them.
@@ -57,5 +111,15 @@ func TestReleaseBuildHasNoPlaces(t *testing.T) {
 				t.Errorf("%s built with tags %q knows places: %v", command, tags, got)
 			}
 		}
+	}
+}
+
+// The comparison that the whole matrix rests on finds each kind of difference.
+func TestRowsOfTheLedgerAreKnown(t *testing.T) {
+	if id := ledgerID(`{"id":7,"n":1,"writer":2}`); id != 7 {
+		t.Errorf("%d", id)
+	}
+	if got, err := canonical(`{"b":1, "a":2}`); err != nil || strings.ReplaceAll(got, " ", "") != `{"a":2,"b":1}` {
+		t.Errorf("%s %v", got, err)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -38,31 +37,64 @@ type counterOracle struct {
 	seen     map[int64]int64 // the number of each key, as last seen
 	held     map[int64]int64 // the highest that was ever completed
 	produced [partitions][]counted
-	states   int
+	// offsets are those of each key's numbers, from 1 on.
+	offsets   [partitions * keys][]int64
+	committed [partitions]int64 // as last told to the broker
+	states    int
+	state     struct {
+		incarnation string
+		steps       int64
+	}
+	// loose: a member ended without order since everything last came to rest.
+	// What it had delivered and not committed is delivered again, from its first
+	// version on.
+	loose    bool
 	regress  []string
+	expected map[string]int
 }
 
 type counted struct{ offset, key, n int64 }
 
 func newCounterOracle() *counterOracle {
-	return &counterOracle{seen: make(map[int64]int64), held: make(map[int64]int64)}
+	return &counterOracle{seen: make(map[int64]int64), held: make(map[int64]int64), expected: make(map[string]int)}
 }
 
 // observe looks at one state. It is called under the simulator's lock.
 func (o *counterOracle) observe(v felderasim.View) {
-	if !v.Settled() {
-		return
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if !v.Settled() {
+		o.state.steps = -1
+		return
+	}
+	incarnation, steps := v.Incarnation(), v.Counters().Steps
+	if incarnation == o.state.incarnation && steps == o.state.steps {
+		return
+	}
+	o.state.incarnation, o.state.steps = incarnation, steps
 	o.states++
 	for _, row := range v.Rows("counters") {
 		k, n := number(row["k"]), number(row["n"])
 		if before := o.seen[k]; n < before {
-			o.regress = append(o.regress, fmt.Sprintf("key %d went from %d back to %d", k, before, n))
+			o.wentBack(k, before, n)
 		}
 		o.seen[k] = n
 		o.held[k] = max(o.held[k], n)
+	}
+}
+
+// wentBack judges a key that a reader has seen go back. A replay of what was
+// not committed is no promise broken; one of what was committed is.
+func (o *counterOracle) wentBack(k, before, n int64) {
+	p := k % partitions
+	what := fmt.Sprintf("key %d went from %d back to %d", k, before, n)
+	switch at := o.offsets[k]; {
+	case !o.loose:
+		o.regress = append(o.regress, what+", and no member had ended without order")
+	case int(n) > len(at) || at[n-1] < o.committed[p]:
+		o.regress = append(o.regress, fmt.Sprintf("%s, whose offset is below the committed %d of partition %d", what, o.committed[p], p))
+	default:
+		o.expected["a key went back to what was not committed, behind a kafkasink that ended without order"]++
 	}
 }
 
@@ -83,14 +115,23 @@ func (o *counterOracle) missing(partition int32, offset int64) string {
 	return ""
 }
 
+// told takes an offset that a member is about to commit.
+func (o *counterOracle) told(partition int32, offset int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.committed[partition] = max(o.committed[partition], offset)
+}
+
 // counterWorld is a kafkasink, or two, with everything around it.
 type counterWorld struct {
 	rig
-	kafka  *harness.Kafka
-	tap    *kafkaTap
-	oracle *counterOracle
-	client *kgo.Client
-	second *harness.Daemon // another member; nil before it is needed
+
+	variant *variant
+	kafka   *harness.Kafka
+	tap     *kafkaTap
+	oracle  *counterOracle
+	client  *kgo.Client
+	second  *harness.Daemon // another member; nil before it is needed
 
 	mu       sync.Mutex
 	n        [partitions * keys]int64 // of each key, as last produced
@@ -98,8 +139,8 @@ type counterWorld struct {
 	produced int
 }
 
-func openCounters(ctx context.Context, dir string, random *rand.Rand) (_ world, err error) {
-	w := &counterWorld{rig: rig{dir: dir, random: random}, oracle: newCounterOracle()}
+func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
+	w := &counterWorld{rig: rig{dir: opts.dir}, variant: opts.variant, oracle: newCounterOracle()}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -131,18 +172,18 @@ func openCounters(ctx context.Context, dir string, random *rand.Rand) (_ world, 
 	if err = w.sim.Start(ctx); err != nil {
 		return nil, err
 	}
-	program, err := harness.Build(ctx, "./cmd/kafkasink", harness.BuildOptions{Tags: "crashpoints"})
+	program, err := opts.build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	env := map[string]string{
+	env := opts.daemonEnv(map[string]string{
 		"KAFKASINK_BROKERS": w.proxy.Addr(), "KAFKASINK_GROUP": group, "KAFKASINK_TOPICS": topic + "=counters:json",
 		"KAFKASINK_POISON": "dlq", "KAFKASINK_DLQ_TOPIC": deadTopic, "KAFKASINK_POISON_LIMIT": "100000",
 		"KAFKASINK_COMMIT_INTERVAL": "100ms", "KAFKASINK_SESSION_TIMEOUT": "3s", "KAFKASINK_DRAIN_TIMEOUT": "2s",
 		"KAFKASINK_BATCH_ROWS": "50", "KAFKASINK_START": "earliest",
 		"FELDERA_URL": w.sim.URL(), "FELDERA_PIPELINE": "p",
 		"FELDERA_REQUEST_TIMEOUT": "2s", "FELDERA_REQUEST_LIFETIME": "2s",
-	}
+	})
 	w.daemon, err = harness.StartDaemon(harness.DaemonOptions{Program: program, ListenVar: "KAFKASINK_LISTEN", Env: env})
 	if err != nil {
 		return nil, err
@@ -165,6 +206,7 @@ func openCounters(ctx context.Context, dir string, random *rand.Rand) (_ world, 
 	writing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	w.stopWriters = stop
 	w.write(writing, w.writer)
+	w.write(writing, w.sample)
 	return w, nil
 }
 
@@ -199,6 +241,7 @@ func (w *counterWorld) produce(ctx context.Context, records int) error {
 		}
 		w.n[key] = n
 		w.oracle.mu.Lock()
+		w.oracle.offsets[key] = append(w.oracle.offsets[key], r.Offset)
 		w.oracle.produced[partition] = append(w.oracle.produced[partition], counted{r.Offset, int64(key), n})
 		w.oracle.mu.Unlock()
 	}
@@ -223,7 +266,33 @@ func (w *counterWorld) killSource(ctx context.Context) error {
 	return w.kafka.Start(ctx)
 }
 
-func (w *counterWorld) fromJournal() { w.sim.Crash(core.KeepJournal) }
+func (w *counterWorld) crashDestination(keep core.Keep) { w.sim.Crash(keep) }
+
+func (w *counterWorld) unclean() {
+	w.oracle.mu.Lock()
+	defer w.oracle.mu.Unlock()
+	w.oracle.loose = true
+}
+
+// sample reads the group's offsets from the broker itself, again and again: it
+// must never have more than the members were heard to say.
+func (w *counterWorld) sample(ctx context.Context) {
+	turn := time.NewTicker(500 * time.Millisecond)
+	defer turn.Stop()
+	for {
+		select {
+		case <-turn.C:
+		case <-ctx.Done():
+			return
+		}
+		limit, cancel := context.WithTimeout(ctx, 5*time.Second)
+		at, err := w.kafka.CommittedOffsets(limit, group)
+		cancel()
+		if err == nil { // else it is being restarted
+			w.tap.sampled(at[topic])
+		}
+	}
+}
 
 // provoke makes the daemon pass the places of a rebalance, of a dead letter
 // and of a shutdown.
@@ -236,6 +305,7 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 		r := &kgo.Record{Partition: int32(w.poison % partitions), Value: fmt.Appendf(nil, "poison %d", w.poison)}
 		return w.client.ProduceSync(ctx, r).FirstErr()
 	case crash.KafkaRevoke, crash.KafkaDrain:
+		w.unclean() // the second one is killed at times
 		// Only who has them all has one to give.
 		assigned, err := w.daemon.Metric(ctx, "kafkasink_assigned_partitions", nil)
 		_, gone := w.second.ExitCode()
@@ -247,14 +317,23 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 			w.second.Kill() // both joined at once
 		}
 	case crash.KafkaLost:
+		w.unclean()
 		if err := w.daemon.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
 		return w.standStill(ctx, standstill)
 	case crash.KafkaShutdown:
-		return w.terminate()
+		return w.terminate(ctx)
 	}
 	return nil
+}
+
+// flow waits until offsets are committed again while records come.
+func (w *counterWorld) flow(ctx context.Context) error {
+	if w.second != nil {
+		w.second.Kill()
+	}
+	return w.rig.flow(ctx, w.tap.moved)
 }
 
 func (w *counterWorld) settle(ctx context.Context) error {
@@ -289,7 +368,13 @@ func (w *counterWorld) settle(ctx context.Context) error {
 	if err != nil {
 		return w.noProgress(ctx, err)
 	}
-	return w.compare(limit)
+	if err := w.compare(limit); err != nil {
+		return err
+	}
+	w.oracle.mu.Lock()
+	w.oracle.loose = false
+	w.oracle.mu.Unlock()
+	return nil
 }
 
 // compare holds every key and every dead letter against what was produced.
@@ -343,7 +428,8 @@ func (w *counterWorld) findings() findings {
 	f.early, f.back = w.tap.faults()
 	w.oracle.mu.Lock()
 	defer w.oracle.mu.Unlock()
-	f.regress, w.oracle.regress = w.oracle.regress, nil
+	f.regress, f.expected = w.oracle.regress, w.oracle.expected
+	w.oracle.regress, w.oracle.expected = nil, make(map[string]int)
 	return f
 }
 
@@ -352,5 +438,6 @@ func (w *counterWorld) numbers() string {
 	defer w.oracle.mu.Unlock()
 	w.tap.mu.Lock()
 	defer w.tap.mu.Unlock()
-	return fmt.Sprintf("kafkasink: %d completed states were looked at, %d commits checked", w.oracle.states, w.tap.commits)
+	return fmt.Sprintf("%s: %d completed states were looked at, %d commits checked, the group's offsets were read %d times",
+		w.variant, w.oracle.states, w.tap.commits, w.tap.samples)
 }

@@ -4,94 +4,152 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
-	"holdfast/test/felderasim"
+	"holdfast/test/harness"
 )
 
-// fault is something that happens when the daemon is at a place.
-type fault struct {
-	name   string
-	action string // of the daemon itself; "" = it is killed
-	// before is done before the daemon starts, at when it is at the place.
-	before func(r *rig) error
-	at     func(ctx context.Context, w world) error
-}
-
-// faults are what happens at every place.
-var faults = []fault{
-	{name: "SIGKILL"},
-	{name: "standstill", action: "stop", at: func(ctx context.Context, w world) error {
-		return w.common().standStill(ctx, standstill)
-	}},
-	{name: "response lost after apply", before: func(r *rig) error {
-		_, err := r.sim.Inject(felderasim.Fault{Kind: felderasim.DropResponse, Skip: 1, Count: 2})
-		return err
-	}},
-	{name: "time-out with late apply", before: func(r *rig) error {
-		_, err := r.sim.Inject(felderasim.Fault{Kind: felderasim.ApplyLate, Skip: 1, Count: 2, Delay: 300 * time.Millisecond})
-		return err
-	}},
-	{name: "destination back from its journal", at: func(_ context.Context, w world) error {
-		w.fromJournal()
-		return nil
-	}},
-	{name: "source server killed", at: func(ctx context.Context, w world) error { return w.killSource(ctx) }},
-	{name: "half-open network", action: "note", at: func(ctx context.Context, w world) error {
-		w.common().proxy.Stall()
-		return w.common().standStill(ctx, standstill)
-	}},
-}
-
-// standstill is longer than the session time-out of the group.
-const standstill = 4 * time.Second
-
-// result counts what the oracles of all runs have found.
-type result struct {
-	points, faults, runs                 int
-	lost, torn, regressed, doubleApplied int
-	unreached                            []string
-	other                                []string
-}
-
-func (r *result) green() bool {
-	return r.runs > 0 && r.lost+r.torn+r.regressed+r.doubleApplied == 0 && len(r.unreached)+len(r.other) == 0
-}
-
-// line is the last line of the matrix.
-func (r *result) line() string {
-	return fmt.Sprintf("crash matrix: %d points, %d faults, %d runs, lost %d, torn %d, regressed %d, double-applied %d",
-		r.points, r.faults, r.runs, r.lost, r.torn, r.regressed, r.doubleApplied)
-}
-
-// collect takes what the oracles found in one run.
-func (r *result) collect(out io.Writer, name string, w world, err error) {
-	f := w.findings()
-	r.lost += len(f.early)
-	r.torn += len(f.torn)
-	r.regressed += len(f.regress) + len(f.back)
-	r.doubleApplied += len(f.double)
-	r.other = append(r.other, f.invented...)
-	for what, list := range map[string][]string{
-		"acknowledged too early": f.early, "acknowledged position went back": f.back, "position out of nowhere": f.invented,
-		"torn": f.torn, "regressed": f.regress, "applied twice": f.double,
-	} {
-		for i, text := range list {
-			if i == 3 {
-				fmt.Fprintf(out, "%s: %s: %d more\n", name, what, len(list)-i)
-				break
+// runMatrix runs what the options ask for, the variants beside each other.
+func runMatrix(ctx context.Context, opts options) (*result, error) {
+	fmt.Fprintf(opts.out, "seed %d\n", opts.seed)
+	r := newResult(opts.out)
+	byVariant := map[*variant][]crashCase{}
+	for _, c := range plan(opts.seed, opts.points, opts.faults) {
+		if matches(c.variant.String(), opts.variants) {
+			byVariant[c.variant] = append(byVariant[c.variant], c)
+		}
+	}
+	var mu sync.Mutex
+	var failed error
+	var running sync.WaitGroup
+	for _, v := range variants {
+		if len(byVariant[v]) == 0 {
+			continue
+		}
+		running.Go(func() {
+			if err := runVariant(ctx, opts, r, v, byVariant[v]); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = errors.Join(failed, fmt.Errorf("%s: %w", v, err))
 			}
-			fmt.Fprintf(out, "%s: %s: %s\n", name, what, text)
-		}
+		})
 	}
-	if err != nil {
-		fmt.Fprintf(out, "%s: %v\n", name, err)
-		var lost *lostError
-		if errors.As(err, &lost) {
-			r.lost++
+	running.Wait()
+	return r, errors.Join(failed, context.Cause(ctx))
+}
+
+// runVariant runs the cases of one variant, in one world for as long as
+// nothing is wrong in it.
+func runVariant(ctx context.Context, opts options, r *result, v *variant, cases []crashCase) error {
+	var w world
+	leave := func() {
+		if w == nil {
+			return
+		}
+		w.close()
+		r.mu.Lock()
+		fmt.Fprintln(r.out, w.numbers())
+		r.mu.Unlock()
+		w = nil
+	}
+	defer leave()
+	for _, c := range cases {
+		if ctx.Err() != nil {
+			return nil
+		}
+		if w == nil {
+			var err error
+			if w, err = v.open(ctx, worldOptions{options: opts, variant: v}); err != nil {
+				return err
+			}
+		}
+		began := time.Now()
+		reached, err := c.run(ctx, w)
+		r.mu.Lock()
+		if reached {
+			r.hits[string(c.point)]++
+			r.faults[c.fault.name]++
 		} else {
-			r.other = append(r.other, err.Error())
+			r.unreached = append(r.unreached, c.name())
+		}
+		r.runs++
+		fmt.Fprintf(r.out, "%s: %s, %v\n", c.name(), map[bool]string{true: "reached", false: "NOT REACHED"}[reached], time.Since(began).Round(time.Millisecond))
+		r.mu.Unlock()
+		r.collect(c.name(), w, err)
+		if err != nil { // what follows in this world would only repeat it
+			leave()
 		}
 	}
+	return nil
+}
+
+// run does one run: the daemon goes to a place, something happens there, and
+// then everything has to be well again.
+func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
+	r := w.common()
+	log := filepath.Join(r.dir, strings.ReplaceAll(strings.ReplaceAll(c.name()+".log", " ", "-"), ",", ""))
+	_ = os.Remove(log)
+	if err := r.stopDaemon(ctx); err != nil {
+		return false, err
+	}
+	if c.fault.before != nil {
+		if err := c.fault.before(r); err != nil {
+			return false, err
+		}
+	}
+	action := "kill"
+	if c.fault.action != "" {
+		action = c.fault.action
+	}
+	armed := map[string]string{"CRASH_AT": string(c.point) + ":" + strconv.Itoa(c.visit) + ":" + action, "CRASH_LOG": log}
+	if err := r.daemon.Restart(armed); err != nil {
+		return false, err
+	}
+	failed, err := c.reach(ctx, w, log)
+	reached = err == nil && failed == nil
+	w.unclean()
+	if reached && c.fault.at != nil {
+		if err := c.fault.at(ctx, w); err != nil {
+			return reached, err
+		}
+	}
+	// Whatever is left of it: the fault ends, and a daemon runs.
+	r.daemon.Kill()
+	r.sim.ClearFault("")
+	r.sim.Resume()
+	r.proxy.Resume()
+	if err := r.daemon.Restart(map[string]string{"CRASH_AT": "", "CRASH_LOG": log}); err != nil {
+		return reached, err
+	}
+	if failed != nil {
+		return false, failed
+	}
+	if err := w.flow(ctx); err != nil {
+		return reached, err
+	}
+	return reached, w.settle(ctx)
+}
+
+// reach waits until the daemon is at the place.
+func (c crashCase) reach(ctx context.Context, w world, log string) (failed, err error) {
+	provoked := time.Now()
+	limit, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = harness.Eventually(limit, "the daemon reaches "+string(c.point), func(ctx context.Context) (any, bool) {
+		text, _ := os.ReadFile(log)
+		if strings.Contains(string(text), "acts "+string(c.point)) {
+			return nil, true
+		}
+		if time.Since(provoked) > 500*time.Millisecond {
+			provoked = time.Now()
+			failed = w.provoke(ctx, c.point)
+		}
+		return string(text), failed != nil
+	})
+	return failed, err
 }

@@ -3,10 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"strconv"
+	"net/http"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/crash"
 	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
 	"holdfast/test/harness"
 )
 
@@ -28,9 +29,7 @@ type rig struct {
 	proxy  *harness.Proxy // between the daemon and its source
 	daemon *harness.Daemon
 	gate   gate
-	random *rand.Rand
 
-	terminated  bool // the daemon of this run was asked to stop: a second signal would be another thing
 	stopWriters context.CancelFunc
 	writers     sync.WaitGroup
 }
@@ -40,10 +39,14 @@ type world interface {
 	common() *rig
 	// killSource crashes the source server and brings it up again.
 	killSource(ctx context.Context) error
-	// fromJournal crashes the pipeline and brings it up from its journal.
-	fromJournal()
+	// crashDestination crashes the pipeline and brings it up with what it keeps.
+	crashDestination(keep core.Keep)
+	// unclean tells the oracle that the daemon ends without order.
+	unclean()
 	// provoke makes the daemon pass places that a steady stream does not.
 	provoke(ctx context.Context, p crash.Point) error
+	// flow waits until the daemon acknowledges again while the writers write.
+	flow(ctx context.Context) error
 	// settle holds the writers, waits until everything is acknowledged
 	// (whatever happened before, it has to end), and compares the two sides.
 	settle(ctx context.Context) error
@@ -59,6 +62,38 @@ type world interface {
 type findings struct {
 	early, back, invented []string // acknowledgements
 	torn, regress, double []string // states of the destination
+	// expected counts what is not promised, by name.
+	expected map[string]int
+}
+
+// worldOptions say what a world is like.
+type worldOptions struct {
+	options
+
+	variant *variant
+	// tags and env are of the build and of the daemon, beside those of every
+	// world.
+	tags string
+	env  map[string]string
+}
+
+// random gives the randomness of a world's writers.
+func (o *worldOptions) random() *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(o.variant.String()))
+	return rand.New(rand.NewPCG(o.seed, h.Sum64()))
+}
+
+// daemonEnv adds what the variant and the options say to a configuration.
+func (o *worldOptions) daemonEnv(env map[string]string) map[string]string {
+	maps.Copy(env, o.variant.settings)
+	maps.Copy(env, o.env)
+	return env
+}
+
+// build gives the daemon's program, with its places in it.
+func (o *worldOptions) build(ctx context.Context) (string, error) {
+	return harness.Build(ctx, "./cmd/"+o.variant.daemon, harness.BuildOptions{Tags: strings.Trim("crashpoints,"+o.tags, ",")})
 }
 
 func (r *rig) common() *rig { return r }
@@ -87,12 +122,15 @@ func (r *rig) close() {
 	}
 }
 
-// terminate asks the daemon to stop, once a run.
-func (r *rig) terminate() error {
-	if r.terminated {
-		return nil
+// terminate asks a daemon that is at work to stop. One that has stopped without
+// coming to the place that it was to come to is started again.
+func (r *rig) terminate(ctx context.Context) error {
+	if _, ended := r.daemon.ExitCode(); ended {
+		return r.daemon.Restart(nil)
 	}
-	r.terminated = true
+	if status, _, err := r.daemon.Get(ctx, "/readyz"); err != nil || status != http.StatusOK {
+		return nil //nolint:nilerr // not up yet, or stopping already
+	}
 	return r.daemon.Terminate()
 }
 
@@ -100,6 +138,24 @@ func (r *rig) ready(ctx context.Context) error {
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return r.daemon.WaitHealthy(limit)
+}
+
+// enough is how many acknowledgements make a flow.
+const enough = 3
+
+// flow waits for a number of acknowledgements, as counted by moved.
+func (r *rig) flow(ctx context.Context, moved func() int) error {
+	limit, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	from := moved()
+	err := harness.Eventually(limit, "acknowledgements after the fault, under load", func(context.Context) (any, bool) {
+		n := moved() - from
+		return n, n >= enough
+	})
+	if err != nil {
+		return r.noProgress(ctx, err)
+	}
+	return nil
 }
 
 // noProgress adds what the daemon says to an error.
@@ -137,81 +193,21 @@ type lostError struct{ what string }
 
 func (e *lostError) Error() string { return "the two sides differ at rest: " + e.what }
 
-// crashCase is one run: a fault at a place.
-type crashCase struct {
-	point crash.Point
-	fault fault
-}
-
-// run does one run: the daemon goes to a place, something happens there, and
-// then everything has to be well again.
-func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
-	r := w.common()
-	log := filepath.Join(r.dir, strings.ReplaceAll(fmt.Sprintf("%s-%s.log", c.point, c.fault.name), " ", "-"))
-	_ = os.Remove(log)
-	visit := 1
-	if often(c.point) {
-		visit += r.random.IntN(6)
+// stopDaemon ends the daemon in order, if it can: what follows does not begin
+// with an unclean end that nobody meant.
+func (r *rig) stopDaemon(ctx context.Context) error {
+	if _, ended := r.daemon.ExitCode(); ended {
+		return nil
 	}
-	action := "kill"
-	if c.fault.action != "" {
-		action = c.fault.action
+	if err := r.daemon.Terminate(); err != nil {
+		return err
 	}
-	r.daemon.Kill()
-	if c.fault.before != nil {
-		if err := c.fault.before(r); err != nil {
-			return false, err
-		}
-	}
-	armed := map[string]string{"CRASH_AT": string(c.point) + ":" + strconv.Itoa(visit) + ":" + action, "CRASH_LOG": log}
-	r.terminated = false
-	if err := r.daemon.Restart(armed); err != nil {
-		return false, err
-	}
-	provoked := time.Now()
-	limit, cancel := context.WithTimeout(ctx, patience/2)
+	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	var failed error
-	err = harness.Eventually(limit, "the daemon reaches "+string(c.point), func(ctx context.Context) (any, bool) {
-		text, _ := os.ReadFile(log)
-		if strings.Contains(string(text), "acts "+string(c.point)) {
-			return nil, true
-		}
-		if time.Since(provoked) > 500*time.Millisecond {
-			provoked = time.Now()
-			failed = w.provoke(ctx, c.point)
-		}
-		return string(text), failed != nil
-	})
-	reached = err == nil && failed == nil
-	if reached && c.fault.at != nil {
-		if err := c.fault.at(ctx, w); err != nil {
-			return reached, err
-		}
+	if _, err := r.daemon.Wait(limit); err != nil {
+		return fmt.Errorf("a daemon that was asked to stop goes on: %w", err)
 	}
-	// Whatever is left of it: the fault ends, and a daemon runs.
-	r.daemon.Kill()
-	r.sim.ClearFault("")
-	r.sim.Resume()
-	r.proxy.Resume()
-	if err := r.daemon.Restart(map[string]string{"CRASH_AT": "", "CRASH_LOG": log}); err != nil {
-		return reached, err
-	}
-	if failed != nil {
-		return false, failed
-	}
-	return reached, w.settle(ctx)
-}
-
-// often tells whether a steady stream passes the place again and again, so
-// that a later visit than the first is worth a try.
-func often(p crash.Point) bool {
-	switch p {
-	case crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
-		crash.KafkaShutdown, crash.KafkaRevoke, crash.KafkaLost, crash.KafkaDrain, crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:
-		return false
-	}
-	return true
+	return nil
 }
 
 // standStill lets things be as they are for a while, and wakes up a daemon

@@ -2,61 +2,72 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"sync"
 	"syscall"
 	"time"
 
 	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
 )
 
-// soak lets random faults happen to both daemons, at no place in particular
+// soak lets random faults happen to all variants, at no place in particular
 // and several at once, for as long as it is told; again and again it lets
 // everything come to rest and compares. What it finds wrong is counted as the
 // matrix does.
 func soak(ctx context.Context, opts options, length time.Duration) (*result, error) {
 	fmt.Fprintf(opts.out, "seed %d\n", opts.seed)
-	opts.out = &oneAtATime{w: opts.out}
+	r := newResult(opts.out)
 	var mu sync.Mutex
-	r := &result{points: 0}
-	kinds := map[string]bool{}
 	var failed error
-	var sides sync.WaitGroup
-	for i, open := range []func(context.Context, string, *rand.Rand) (world, error){openBank, openCounters} {
+	var running sync.WaitGroup
+	for i, v := range variants {
+		if !matches(v.String(), opts.variants) {
+			continue
+		}
 		random := rand.New(rand.NewPCG(opts.seed, uint64(i)+100))
-		sides.Go(func() {
-			w, err := open(ctx, opts.dir, random)
-			if err != nil {
+		running.Go(func() {
+			if err := soakVariant(ctx, opts, r, v, random, length); err != nil {
 				mu.Lock()
-				failed = err
-				mu.Unlock()
-				return
+				defer mu.Unlock()
+				failed = errors.Join(failed, fmt.Errorf("%s: %w", v, err))
 			}
-			defer w.close()
-			for end := time.Now().Add(length); time.Now().Before(end) && ctx.Err() == nil; {
-				names, err := storm(ctx, w, random)
-				if err == nil {
-					err = w.settle(ctx)
-				}
-				mu.Lock()
-				for _, name := range names {
-					kinds[name] = true
-				}
-				r.runs++
-				r.collect(opts.out, fmt.Sprintf("after %q", names), w, err)
-				mu.Unlock()
-				if err != nil {
-					return
-				}
-			}
-			fmt.Fprintln(opts.out, w.numbers())
 		})
 	}
-	sides.Wait()
-	r.faults = len(kinds)
+	running.Wait()
 	return r, failed
+}
+
+func soakVariant(ctx context.Context, opts options, r *result, v *variant, random *rand.Rand, length time.Duration) error {
+	w, err := v.open(ctx, worldOptions{options: opts, variant: v})
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	for end := time.Now().Add(length); time.Now().Before(end) && ctx.Err() == nil; {
+		names, err := storm(ctx, w, random)
+		if err == nil {
+			err = w.settle(ctx)
+		}
+		name := fmt.Sprintf("%s after %q", v, names)
+		r.mu.Lock()
+		for _, name := range names {
+			r.faults[name]++
+		}
+		r.runs++
+		fmt.Fprintln(r.out, name)
+		r.mu.Unlock()
+		r.collect(name, w, err)
+		if err != nil {
+			break
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintln(r.out, w.numbers())
+	return nil
 }
 
 // weather are the faults of a storm. Each begins at once and ends by itself or
@@ -70,16 +81,10 @@ var weather = []struct {
 		return w.common().daemon.Restart(nil)
 	}},
 	{"SIGTERM", func(ctx context.Context, w world, _ *rand.Rand) error {
-		d := w.common().daemon
-		if err := d.Terminate(); err != nil {
+		if err := w.common().stopDaemon(ctx); err != nil {
 			return err
 		}
-		limit, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
-		if _, err := d.Wait(limit); err != nil {
-			return fmt.Errorf("a daemon that was asked to stop goes on: %w", err)
-		}
-		return d.Restart(nil)
+		return w.common().daemon.Restart(nil)
 	}},
 	{"standstill", func(ctx context.Context, w world, random *rand.Rand) error {
 		if err := w.common().daemon.Signal(syscall.SIGSTOP); err != nil {
@@ -99,7 +104,7 @@ var weather = []struct {
 	}},
 	{"source server killed", func(ctx context.Context, w world, _ *rand.Rand) error { return w.killSource(ctx) }},
 	{"destination back from its journal", func(_ context.Context, w world, _ *rand.Rand) error {
-		w.fromJournal()
+		w.crashDestination(core.KeepJournal)
 		return nil
 	}},
 	{"completion frozen", func(ctx context.Context, w world, random *rand.Rand) error {
@@ -142,6 +147,7 @@ func storm(ctx context.Context, w world, random *rand.Rand) (names []string, err
 	for range 1 + random.IntN(5) {
 		f := weather[random.IntN(len(weather))]
 		names = append(names, f.name)
+		w.unclean()
 		if err := f.do(ctx, w, random); err != nil {
 			return names, fmt.Errorf("%s: %w", f.name, err)
 		}
@@ -154,16 +160,4 @@ func storm(ctx context.Context, w world, random *rand.Rand) (names []string, err
 	r.sim.ReleaseCompletion()
 	r.proxy.Resume()
 	return names, nil
-}
-
-// oneAtATime lets several goroutines write lines.
-type oneAtATime struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (o *oneAtATime) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.w.Write(p)
 }

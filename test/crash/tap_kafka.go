@@ -19,6 +19,8 @@ type kafkaTap struct {
 	mu        sync.Mutex
 	committed map[int32]int64
 	commits   int
+	moves     int // offsets that were above the one committed before
+	samples   int
 	early     []string
 	back      []string
 }
@@ -80,7 +82,30 @@ func (t *kafkaTap) request(b []byte) {
 			if before := t.committed[p.Partition]; p.Offset < before {
 				t.back = append(t.back, fmt.Sprintf("partition %d: offset %d after %d", p.Partition, p.Offset, before))
 			}
+			if p.Offset > t.committed[p.Partition] {
+				t.moves++
+			}
 			t.committed[p.Partition] = max(t.committed[p.Partition], p.Offset)
+			t.oracle.told(p.Partition, p.Offset)
+		}
+	}
+}
+
+// moved counts the offsets that were above the one committed before.
+func (t *kafkaTap) moved() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.moves
+}
+
+// sampled takes the group's offsets as the broker has them.
+func (t *kafkaTap) sampled(at map[int32]int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.samples++
+	for p, offset := range at {
+		if offset > t.committed[p] {
+			t.early = append(t.early, fmt.Sprintf("the broker has offset %d of partition %d, and the members were heard to say %d", offset, p, t.committed[p]))
 		}
 	}
 }

@@ -27,9 +27,13 @@ type postgresTap struct {
 	confirmed uint64
 	idle      map[uint64]bool // positions of keepalives since known
 	updates   int
-	early     []string
-	back      []string
-	invented  []string
+	moves     int // updates that said more than the one before
+	samples   int
+	// confirmedOf is the last transaction of each writer that was confirmed.
+	confirmedOf [writers + 1]int64
+	early       []string
+	back        []string
+	invented    []string
 }
 
 type ended struct {
@@ -122,16 +126,60 @@ func (t *postgresTap) fromClient(kind byte, body []byte) {
 			t.early = append(t.early, fmt.Sprintf("%s confirmed, and transaction %d of writer %d, which ends at %s, is in no completed state",
 				decode.FormatLSN(flush), tx.n, tx.writer, decode.FormatLSN(tx.end)))
 		}
+		t.confirmedOf[tx.writer] = max(t.confirmedOf[tx.writer], tx.n)
 		n++
 	}
 	if !isEnd && t.confirmed != 0 {
 		t.invented = append(t.invented, fmt.Sprintf("%s is neither the end of a transaction nor a keepalive's position", decode.FormatLSN(flush)))
 	}
 	t.ends = append(t.ends[:0], t.ends[n:]...)
+	if flush > t.confirmed {
+		t.moves++
+	}
 	t.confirmed = max(t.confirmed, flush)
 	for at := range t.idle {
 		if at < t.confirmed {
 			delete(t.idle, at)
+		}
+	}
+}
+
+// moved counts the updates that said more than the one before.
+func (t *postgresTap) moved() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.moves
+}
+
+// sampled takes the slot's position as the server has it.
+func (t *postgresTap) sampled(at uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.samples++
+	if t.confirmed != 0 && at > t.confirmed {
+		t.early = append(t.early, fmt.Sprintf("the server has %s confirmed, and the daemon was heard to say %s", decode.FormatLSN(at), decode.FormatLSN(t.confirmed)))
+	}
+}
+
+// told gives the last transaction of each writer that was confirmed.
+func (t *postgresTap) told() [writers + 1]int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.confirmedOf
+}
+
+// holdAgainst compares what was confirmed as durable with what a pipeline has
+// that came back.
+func (t *postgresTap) holdAgainst(told [writers + 1]int64, rows []map[string]any) {
+	var has [writers + 1]int64
+	for _, row := range rows {
+		has[number(row["id"])] = number(row["n"])
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, n := range told {
+		if id > 0 && has[id] < n {
+			t.early = append(t.early, fmt.Sprintf("transaction %d of writer %d was confirmed as durable, and the pipeline came back from its checkpoint with %d", n, id, has[id]))
 		}
 	}
 }

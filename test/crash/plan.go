@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"holdfast/internal/crash"
+)
+
+// variant is one way to set a daemon up: what it promises, and so what the
+// oracles hold it to. Each variant has a world of its own, with servers of its
+// own, and runs beside the others.
+type variant struct {
+	daemon string // "pgsource" or "kafkasink", which is also the prefix of the places it passes
+	name   string
+	// settings are added to the daemon's configuration.
+	settings map[string]string
+	// progress: it keeps a progress table, so it passes the places of one.
+	progress bool
+	// durable: it acknowledges what a checkpoint holds.
+	durable bool
+	open    func(context.Context, worldOptions) (world, error)
+}
+
+func (v *variant) String() string { return v.daemon + " " + v.name }
+
+// variants are all that the matrix runs.
+var variants = []*variant{
+	{daemon: "pgsource", name: "effectively_once", progress: true, open: openBank, settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once"}},
+	{daemon: "pgsource", name: "at_least_once", open: openBank, settings: map[string]string{"PGSOURCE_DELIVERY": "at_least_once"}},
+	{
+		daemon: "pgsource", name: "durable", progress: true, durable: true, open: openBank,
+		settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_ACK_ON": "durable"},
+	},
+	{daemon: "kafkasink", name: "at_least_once", open: openCounters},
+}
+
+// passes tells whether the variant ever comes to a place.
+func (v *variant) passes(p crash.Point) bool {
+	return strings.HasPrefix(string(p), v.daemon+".")
+}
+
+// suffers tells whether a fault is of use with the variant: one without a
+// progress table cannot tell what a pipeline has lost.
+func (v *variant) suffers(f *fault) bool {
+	return !f.losing || v.daemon == "pgsource"
+}
+
+// crashCase is one run: a fault at a place.
+type crashCase struct {
+	variant *variant
+	point   crash.Point
+	fault   *fault
+	// visit is which visit of the place it is.
+	visit int
+}
+
+func (c crashCase) name() string {
+	return fmt.Sprintf("%s at %s, %s", c.variant, c.point, c.fault.name)
+}
+
+// plan gives the runs of the matrix: every fault at every place once, the
+// variants in turn, so that every variant comes to every place and suffers
+// every fault too; and SIGKILL at every place in every variant. The same seed
+// gives the same runs.
+func plan(seed uint64, points, faultNames []string) []crashCase {
+	var cases []crashCase
+	add := func(v *variant, p crash.Point, f *fault) {
+		c := crashCase{variant: v, point: p, fault: f, visit: 1}
+		if often(p) {
+			c.visit += c.random(seed).IntN(6)
+		}
+		cases = append(cases, c)
+	}
+	for _, daemon := range []string{"pgsource", "kafkasink"} {
+		turn := int(seed % 97)
+		for _, p := range crash.Points {
+			if !strings.HasPrefix(string(p), daemon+".") {
+				continue
+			}
+			turn++ // so that the faults begin with another variant at each place
+			for i := range faults {
+				f := &faults[i]
+				able := able(p, f)
+				if len(able) == 0 {
+					continue
+				}
+				turn++
+				for k, v := range able {
+					if (f.everywhere || k == turn%len(able)) && matches(string(p), points) && matches(f.name, faultNames) {
+						add(v, p, f)
+					}
+				}
+			}
+		}
+	}
+	return cases
+}
+
+// able gives the variants that come to a place and suffer a fault.
+func able(p crash.Point, f *fault) (out []*variant) {
+	for _, v := range variants {
+		if v.passes(p) && v.suffers(f) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// random gives the randomness of a run, which does not depend on the runs
+// before it.
+func (c crashCase) random(seed uint64) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(c.name()))
+	return rand.New(rand.NewPCG(seed, h.Sum64()))
+}
+
+// uncovered gives the pairs of place, fault and variant that could meet and do
+// not in the given runs.
+func uncovered(cases []crashCase) (missing []string) {
+	met := map[[2]string]bool{}
+	for _, c := range cases {
+		met[[2]string{string(c.point), c.fault.name}] = true
+		met[[2]string{string(c.point), c.variant.String()}] = true
+		met[[2]string{c.fault.name, c.variant.String()}] = true
+	}
+	for _, p := range crash.Points {
+		for i := range faults {
+			f := &faults[i]
+			for _, v := range able(p, f) {
+				for _, pair := range [][2]string{{string(p), f.name}, {string(p), v.String()}, {f.name, v.String()}} {
+					if !met[pair] {
+						missing = append(missing, pair[0]+" × "+pair[1])
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(missing)
+	return slices.Compact(missing)
+}
+
+// often tells whether a steady stream passes the place again and again, so
+// that a later visit than the first is worth a try.
+func often(p crash.Point) bool {
+	switch p {
+	case crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
+		crash.KafkaShutdown, crash.KafkaRevoke, crash.KafkaLost, crash.KafkaDrain, crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:
+		return false
+	}
+	return true
+}
+
+func matches(name string, only []string) bool {
+	return only == nil || slices.ContainsFunc(only, func(part string) bool { return strings.Contains(name, part) })
+}
