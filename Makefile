@@ -104,8 +104,8 @@ contract-sql: ## the SQL program that a pipeline under "make contract" must run
 	@go run ./test/contract -sql
 
 .PHONY: crash
-crash: setup ## the crash matrix: every fault at every place (SEED=…, POINTS=…, FAULTS=…)
-	go run ./test/crash $(if $(SEED),-seed $(SEED)) $(if $(POINTS),-points '$(POINTS)') $(if $(FAULTS),-faults '$(FAULTS)')
+crash: setup ## the crash matrix: every fault at every place (SEED=…, POINTS=…, FAULTS=…, VARIANTS=…)
+	go run ./test/crash $(if $(SEED),-seed $(SEED)) $(if $(POINTS),-points '$(POINTS)') $(if $(FAULTS),-faults '$(FAULTS)') $(if $(VARIANTS),-variants '$(VARIANTS)')
 
 .PHONY: soak
 soak: setup ## random faults on both daemons for MINUTES (5), from a printed SEED

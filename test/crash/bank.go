@@ -303,7 +303,10 @@ func difference(ctx context.Context, pg *harness.Postgres, sim *felderasim.Sim, 
 			row, weight, weighted := strings.Cut(row, " weight=")
 			if weighted {
 				n, err := strconv.Atoi(weight)
-				if err != nil || n < 1 {
+				if err != nil {
+					return "", 0, err
+				}
+				if n < 1 {
 					return fmt.Sprintf("%s: a row has weight %s: %s", table, weight, row), 0, nil
 				}
 				twice += n - 1

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestSelection(t *testing.T) {
 	for name, opts := range map[string]options{
 		"pgsource": {
-			variants: []string{"pgsource"}, points: []string{"pgsource.sent", "pgsource.completed", "pgsource.after-bookmark"},
+			variants: []string{"pgsource effectively", "pgsource at_least"}, points: []string{"pgsource.sent", "pgsource.completed", "pgsource.after-bookmark"},
 			faults: []string{"SIGKILL", "response lost", "journal"},
 		},
 		"kafkasink": {variants: []string{"kafkasink"}, points: []string{"kafkasink.accepted", "kafkasink.before-commit", "kafkasink.revoked", "kafkasink.after-dlq"}, faults: []string{"SIGKILL"}},

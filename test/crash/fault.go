@@ -14,6 +14,8 @@ type fault struct {
 	action string // of the daemon itself; "" = it is killed
 	// everywhere: in every variant, not in one of them in turn.
 	everywhere bool
+	// back: the pipeline crashes and comes back.
+	back bool
 	// losing: the pipeline loses what it had completed.
 	losing bool
 	// before is done before the daemon starts, at when it is at the place.
@@ -38,9 +40,9 @@ var faults = []fault{
 		_, err := r.sim.Inject(felderasim.Fault{Kind: felderasim.ApplyLate, Skip: 1, Count: 2, Delay: 300 * time.Millisecond})
 		return err
 	}},
-	{name: "destination back from its journal", at: destination(core.KeepJournal)},
-	{name: "destination back at its last checkpoint", losing: true, at: destination(core.KeepCheckpoint)},
-	{name: "destination back with nothing", losing: true, at: destination(core.KeepNothing)},
+	{name: "destination back from its journal", back: true, at: destination(core.KeepJournal)},
+	{name: "destination back at its last checkpoint", back: true, losing: true, at: destination(core.KeepCheckpoint)},
+	{name: "destination back with nothing", back: true, losing: true, at: destination(core.KeepNothing)},
 	{name: "source server killed", at: func(ctx context.Context, w world) error { return w.killSource(ctx) }},
 	{name: "half-open network", action: "note", at: func(ctx context.Context, w world) error {
 		w.common().proxy.Stall()

@@ -333,7 +333,7 @@ func (w *counterWorld) flow(ctx context.Context) error {
 	if w.second != nil {
 		w.second.Kill()
 	}
-	return w.rig.flow(ctx, w.tap.moved)
+	return w.rig.flow(ctx, w.tap.moved, enough)
 }
 
 func (w *counterWorld) settle(ctx context.Context) error {

@@ -117,7 +117,6 @@ func (w *bankWorld) stateFile() string { return filepath.Join(w.pg.Dir(), "pgsou
 
 func (w *bankWorld) close() {
 	w.rig.close()
-	w.hangUp()
 	if w.pg != nil {
 		_ = w.pg.Close()
 	}
@@ -198,27 +197,30 @@ func (w *bankWorld) ask(ctx context.Context, sql string) (uint64, error) {
 	}
 	at, err := position(ctx, w.admin, sql)
 	if err != nil {
-		w.hangUp()
+		w.hangUp(ctx)
 	}
 	return at, err
 }
 
-func (w *bankWorld) hangUp() {
+func (w *bankWorld) hangUp(ctx context.Context) {
 	if w.admin != nil {
-		_ = w.admin.Close(context.Background())
+		_ = w.admin.Close(context.WithoutCancel(ctx))
 		w.admin = nil
 	}
 }
 
 // flow waits until positions are acknowledged again while writers write.
 func (w *bankWorld) flow(ctx context.Context) error {
-	return w.rig.flow(ctx, w.tap.moved)
+	if w.variant.durable { // each takes two checkpoints
+		return w.rig.flow(ctx, w.tap.moved, 1)
+	}
+	return w.rig.flow(ctx, w.tap.moved, enough)
 }
 
 func (w *bankWorld) settle(ctx context.Context) error {
 	release := w.gate.hold()
 	defer release()
-	defer w.hangUp()
+	defer w.hangUp(ctx)
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := w.awaitAcknowledged(limit); err != nil {
@@ -265,7 +267,7 @@ func (w *bankWorld) awaitAcknowledged(ctx context.Context) error {
 // mend is for a pipeline that has lost what was acknowledged. The daemon has to
 // have said so: then the rows are sent again by touching them.
 func (w *bankWorld) mend(ctx context.Context, diff string) (string, int, error) {
-	err := harness.Eventually(ctx, "the state gives notice of the loss", func(context.Context) (any, bool) {
+	silent := harness.Eventually(ctx, "the state gives notice of the loss", func(context.Context) (any, bool) {
 		text, err := os.ReadFile(w.stateFile())
 		if err != nil {
 			return err, false
@@ -281,8 +283,8 @@ func (w *bankWorld) mend(ctx context.Context, diff string) (string, int, error) 
 		n := len(st.Record.Notices)
 		return fmt.Sprintf("%s %v", text, err), err == nil && n > 0 && st.Record.Notices[n-1].Noticed.After(w.lostAt)
 	})
-	if err != nil {
-		return diff + "; and nobody noticed: " + err.Error(), 0, nil
+	if silent != nil {
+		return "", 0, &lostError{diff + "; and nobody noticed: " + silent.Error()}
 	}
 	w.oracle.mu.Lock()
 	w.oracle.expected["the pipeline lost rows, and pgsource gave notice"]++

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -44,10 +45,17 @@ func (v *variant) passes(p crash.Point) bool {
 	return strings.HasPrefix(string(p), v.daemon+".")
 }
 
-// suffers tells whether a fault is of use with the variant: one without a
-// progress table cannot tell what a pipeline has lost.
+// suffers tells whether a fault is of use with the variant. Only pgsource
+// notices what a pipeline has lost; and durable differs from the others in what
+// a pipeline comes back with alone, and takes its time over each run.
 func (v *variant) suffers(f *fault) bool {
-	return !f.losing || v.daemon == "pgsource"
+	switch {
+	case v.durable:
+		return f.everywhere || f.back
+	case v.daemon == "kafkasink":
+		return !f.losing
+	}
+	return true
 }
 
 // crashCase is one run: a fault at a place.
@@ -76,24 +84,34 @@ func plan(seed uint64, points, faultNames []string) []crashCase {
 		}
 		cases = append(cases, c)
 	}
-	for _, daemon := range []string{"pgsource", "kafkasink"} {
-		turn := int(seed % 97)
-		for _, p := range crash.Points {
-			if !strings.HasPrefix(string(p), daemon+".") {
+	// met counts how often a variant has suffered a fault, and come to a place;
+	// the one with the least is next.
+	met := map[string]int{}
+	turn := int(seed % 97)
+	for _, p := range crash.Points {
+		for i := range faults {
+			f := &faults[i]
+			able := able(p, f)
+			if len(able) == 0 {
 				continue
 			}
-			turn++ // so that the faults begin with another variant at each place
-			for i := range faults {
-				f := &faults[i]
-				able := able(p, f)
-				if len(able) == 0 {
+			turn++
+			next := able[turn%len(able)]
+			for _, v := range able {
+				byFault, byPlace := f.name+v.String(), string(p)+v.String()
+				best := cmp.Or(cmp.Compare(met[byFault], met[f.name+next.String()]), cmp.Compare(met[byPlace], met[string(p)+next.String()]))
+				if best < 0 {
+					next = v
+				}
+			}
+			for _, v := range able {
+				if !f.everywhere && v != next {
 					continue
 				}
-				turn++
-				for k, v := range able {
-					if (f.everywhere || k == turn%len(able)) && matches(string(p), points) && matches(f.name, faultNames) {
-						add(v, p, f)
-					}
+				met[f.name+v.String()]++
+				met[string(p)+v.String()]++
+				if matches(string(p), points) && matches(f.name, faultNames) {
+					add(v, p, f)
 				}
 			}
 		}

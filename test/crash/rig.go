@@ -144,7 +144,7 @@ func (r *rig) ready(ctx context.Context) error {
 const enough = 3
 
 // flow waits for a number of acknowledgements, as counted by moved.
-func (r *rig) flow(ctx context.Context, moved func() int) error {
+func (r *rig) flow(ctx context.Context, moved func() int, enough int) error {
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	from := moved()
