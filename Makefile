@@ -13,8 +13,9 @@ TOOLS := $(CACHE)/tools-$(shell { go env GOVERSION; cat tools/go.mod; } 2>/dev/n
 GO_TEST := go test -count=1 -timeout 30m
 # How long "make fuzz" gives to each fuzz target.
 FUZZTIME ?= 10s
-# Where "make dist" puts the binaries.
+# Where "make dist" puts the binaries, and for which architectures it makes them.
 DIST ?= dist
+ARCHS ?= amd64 arm64
 
 .PHONY: help
 help: ## this list
@@ -59,6 +60,11 @@ test-deploy: ## the files under deploy/: manifests, units, alerts, dashboard
 test-images: ## docker-compose.yml and both images, on a private Docker engine
 	test/setup.sh images
 	$(GO_TEST) ./test/images
+
+.PHONY: test-images-compiled
+test-images-compiled: ## the stage of the Dockerfile that compiles, with this machine's Go (takes minutes)
+	test/setup.sh images
+	$(GO_TEST) -tags compiled -run TestCompiledStage ./test/images
 
 .PHONY: postgres-matrix
 postgres-matrix: setup ## the tests of pgsource on PostgreSQL 14 to 18 (RUN=pattern), with programs from npm
@@ -120,8 +126,11 @@ demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1
 	go run ./test/demo
 
 .PHONY: dist
-dist: ## static Linux binaries of both daemons in DIST (dist)
-	CGO_ENABLED=0 GOOS=linux go build -trimpath -buildvcs=auto -o "$(DIST)/" ./cmd/pgsource ./cmd/kafkasink
+dist: ## static Linux binaries of both daemons for ARCHS (amd64 arm64) in DIST (dist)
+	for arch in $(ARCHS); do \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch go build -trimpath -buildvcs=auto -o "$(DIST)/linux-$$arch/" ./cmd/pgsource ./cmd/kafkasink; \
+	done
+	cd "$(DIST)" && sha256sum linux-*/* >SHA256SUMS
 
 .PHONY: images
 images: ## both images, compiled inside a running Docker engine that reaches a registry
