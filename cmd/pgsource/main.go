@@ -40,6 +40,7 @@ func program() ops.Program {
 			stateVerb(),
 			slotVerb(),
 			ownersVerb(),
+			verifyVerb(),
 			skipVerb(),
 			publicationVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {

@@ -128,6 +128,9 @@ func (q *queryEngine) run(rows *sql.Rows, out resultWriter, fault *activeFault) 
 		if err := rows.Scan(ptrs...); err != nil {
 			return out.fail(err.Error()), nil
 		}
+		if why := unwritable(vals); why != "" {
+			return out.fail(why), nil
+		}
 		if !out.row(kinds, vals) {
 			return out.fail("the result is larger than the simulator answers"), nil
 		}
@@ -191,8 +194,15 @@ func rewrite(prog *core.Program, text string, toks []core.SQLToken, tables *[]*c
 		b.WriteString(s)
 		at = t.End
 	}
-	for i, t := range toks {
+	for i := 0; i < len(toks); i++ {
+		t := toks[i]
 		if t.Name == "" {
+			continue
+		}
+		if text, last, ok := typedLiteral(toks[i:]); ok {
+			put(t, text)
+			i += last
+			at = toks[i].End
 			continue
 		}
 		afterFrom := i > 0 && (toks[i-1].Name == "from" || toks[i-1].Name == "join" || toks[i-1].Text == ",") && !toks[i-1].Literal
@@ -237,6 +247,42 @@ func rewrite(prog *core.Program, text string, toks []core.SQLToken, tables *[]*c
 	}
 	b.WriteString(text[at:])
 	return b.String(), nil
+}
+
+// typedLiteral gives the text of a literal with a cast around it, CAST('1.50'
+// AS DECIMAL(4, 2)) or arrow_cast('2026-01-02T03:04:05', 'Timestamp(…)'), as
+// the copy has such values, and the index of its last token. Casts of other
+// types SQLite knows itself.
+func typedLiteral(toks []core.SQLToken) (text string, last int, ok bool) {
+	is := func(i int, text string) bool {
+		return i < len(toks) && !toks[i].Literal && !toks[i].Quoted && strings.EqualFold(toks[i].Text, text)
+	}
+	if toks[0].Quoted || len(toks) < 6 || !is(1, "(") || !toks[2].Literal {
+		return "", 0, false
+	}
+	switch {
+	case is(0, "cast") && is(3, "as") && (is(4, "decimal") || is(4, "bigint") && is(5, "unsigned")):
+		depth := 1
+		for last = 4; last < len(toks) && depth > 0; last++ {
+			switch {
+			case is(last, "("):
+				depth++
+			case is(last, ")"):
+				depth--
+			}
+		}
+		return "'" + strings.ReplaceAll(toks[2].Text, "'", "''") + "'", last - 1, depth == 0
+	case is(0, "arrow_cast") && is(3, ",") && toks[4].Literal && is(5, ")"):
+		kind := map[string]core.Kind{
+			"Timestamp(Microsecond, None)": core.Timestamp, `Timestamp(Microsecond, Some("UTC"))`: core.TimestampTZ,
+		}[toks[4].Text]
+		if kind == 0 {
+			return "", 0, false
+		}
+		canon, ok := kind.Canonical(toks[2].Text)
+		return "'" + canon + "'", 5, ok
+	}
+	return "", 0, false
 }
 
 func notMaterialized(name string) error {
@@ -402,7 +448,7 @@ func (q *queryEngine) copy(ctx context.Context, prog *core.Program, t *core.Tabl
 		}
 		args[0] = key
 		for i, c := range rr.Cells(w.Row) {
-			args[i+1] = sqliteValue(t.Columns[i].Type.Kind, c)
+			args[i+1] = sqliteValue(t.Columns[i].Type, c)
 		}
 		for range w.Weight {
 			if _, err := ins.ExecContext(ctx, args...); err != nil {
@@ -413,11 +459,13 @@ func (q *queryEngine) copy(ctx context.Context, prog *core.Program, t *core.Tabl
 	return tx.Commit()
 }
 
-func sqliteValue(k core.Kind, c core.Cell) any {
+func sqliteValue(t *core.Type, c core.Cell) any {
 	if c.Null || !c.Known {
 		return nil
 	}
-	switch k {
+	switch t.Kind {
+	case core.Array, core.Map, core.Struct:
+		return arrowText(t, c.Raw)
 	case core.Boolean:
 		if c.Raw == "true" {
 			return int64(1)
