@@ -432,7 +432,7 @@ func (v *verifier) merge(ctx context.Context, source, destination *runs.Sorter) 
 	}
 	for a != nil || b != nil {
 		var key []byte
-		order := 0
+		var order int
 		switch {
 		case a == nil:
 			order = 1

@@ -326,3 +326,39 @@ func casts(values, typ string) string {
 	rows := strings.Split(strings.Trim(values, "()"), "), (")
 	return "((" + strings.Join(rows, ")::"+typ+"), ((") + ")::" + typ + ")"
 }
+
+// A commit that waits for a synchronous standby is in the pipeline, and the
+// source does not show it: that is no difference, however long it stands.
+func TestPgsourceVerifyHiddenCommit(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	env := pgsourceEnv(pg, sim)
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'x'), (2, 2, 'x'), (3, 3, 'x')`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	execSQL(t, pg, `ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
+	execSQL(t, pg, `SELECT pg_reload_conf()`)
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		// It commits, and nobody tells it so before the setting is taken back.
+		if err := pg.Exec(ctx, `BEGIN; INSERT INTO items VALUES (9, 9, 'hidden'); DELETE FROM items WHERE id = 1; UPDATE items SET sku = 'y' WHERE id = 2; COMMIT`); err != nil && ctx.Err() == nil {
+			t.Error(err)
+		}
+	})
+	defer func() { cancel(); waiting.Wait() }()
+	waitSim(t, sim, "the hidden rows are in the pipeline", func(v felderasim.View) bool {
+		return strings.Contains(strings.Join(v.Dump("items"), "\n"), "hidden")
+	})
+	v := runVerify(t, env, []int{69}, "items")
+	if got := v.unsettled(); len(v.differences()) > 0 || len(got) != 3 || !strings.Contains(got[0], "synchronous standby") {
+		t.Errorf("%v, unsettled %v", v.differences(), got)
+	}
+	execSQL(t, pg, `ALTER SYSTEM SET synchronous_standby_names = ''`)
+	execSQL(t, pg, `SELECT pg_reload_conf()`)
+	waiting.Wait()
+	if v := runVerify(t, env, []int{0}, "items"); v.Tables[0].SourceRows != 3 {
+		t.Errorf("%+v", v.Tables[0])
+	}
+}
