@@ -179,7 +179,7 @@ var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.
 func pipelineConfig(c *config.PGSource, say *reporter, metrics *feldera.Metrics) feldera.Config {
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
-		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
+		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime, UnansweredLimit: wal.PoisonAttempts,
 		Logger: say.rt.Logger, Observe: metrics.Observe,
 		OnRetry: func(r feldera.Retry) {
 			metrics.Retried(r)
@@ -204,9 +204,9 @@ type reporter struct {
 	delivering func() string
 }
 
-// retryStatus words what is tried again. A request that the running pipeline
-// does not take, time after time, is blocked by name: it goes on being tried,
-// but waiting is not what mends it.
+// retryStatus words what is tried again. Requests that a running pipeline does
+// not take, time after time, are named; whether they are to blame is found out
+// by an empty one, and if so the source refuses them.
 func retryStatus(r feldera.Retry, delivering func() string) wal.Status {
 	st := wal.Status{Check: wal.CheckDestination, Message: r.What + ": " + r.Err.Error(), Hint: "it is tried again until it works; the LSN does not move meanwhile"}
 	if r.Unknown < wal.PoisonAttempts {
@@ -219,8 +219,7 @@ func retryStatus(r feldera.Retry, delivering func() string) wal.Status {
 	if what == "" {
 		what = r.What
 	}
-	st.Blocking = true
-	st.Message = fmt.Sprintf("blocked: %s: %d requests with these rows got no answer from a pipeline that runs: %v", what, r.Unknown, r.Err)
+	st.Message = fmt.Sprintf("%s: %d requests with these rows got no answer from a pipeline that runs: %v", what, r.Unknown, r.Err)
 	st.Hint = "give the request more time (FELDERA_REQUEST_TIMEOUT, FELDERA_REQUEST_LIFETIME) or less to carry (PGSOURCE_BATCH_ROWS, PGSOURCE_BATCH_BYTES), " +
 		"and look at what is between pgsource and the pipeline; it is tried again meanwhile, and the LSN does not move"
 	return st

@@ -86,6 +86,10 @@ func (a *Array) Records() int { return a.elements }
 // Bytes is the length of Body.
 func (a *Array) Bytes() int { return max(len(a.buf), 1) + 1 }
 
+// BytesOf is the length of the request that [Writer.SendRows] makes of the
+// changes lo to below hi.
+func (a *Array) BytesOf(lo, hi int) int { return len(a.slice(lo, hi)) }
+
 // Footprint is the memory that the array keeps across a Reset, in bytes.
 func (a *Array) Footprint() int { return cap(a.buf) + cap(a.scratch) + 8*cap(a.ends) }
 

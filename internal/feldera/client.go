@@ -52,6 +52,10 @@ type Config struct {
 	// Observe gets each finished request; both labels are of closed sets:
 	// the endpoints of this package, and "ok" or a [Class]. May be nil.
 	Observe func(endpoint, outcome string, d time.Duration)
+	// UnansweredLimit is how many requests in a row with the same rows
+	// [Writer.SendRows] makes that get no answer from a pipeline which runs and
+	// which answers an empty request to the same table; 0 is any number.
+	UnansweredLimit int
 	// OnRetry gets each failed attempt that will be repeated. It is called on
 	// the goroutine that waits and must not block. May be nil.
 	OnRetry func(Retry)

@@ -20,9 +20,10 @@ type Retry struct {
 	Wait time.Duration
 	// Err is why the last attempt did not do.
 	Err error
-	// Unknown counts, for a write, its requests whose outcome was unknown
-	// although the pipeline was seen running afterwards: an outage of the
-	// pipeline is none, a request that it cannot take in time is one.
+	// Unknown counts, for a write, its requests in a row whose outcome was
+	// unknown although the pipeline was seen running at once afterwards: an
+	// outage of the pipeline is none, a request that it cannot take in time is
+	// one.
 	Unknown int
 }
 

@@ -31,6 +31,11 @@ type Writer struct {
 	// mixing is how many parse errors the endpoint had when it was last looked
 	// at, with Config.Shared. Guarded by turn.
 	mixing mixing
+	// patience is how many requests with the same rows may go unanswered before
+	// Send gives up, 0 for any number; named are the rows that the last refusal
+	// named. Guarded by turn.
+	patience int
+	named    []rowFault
 	// blind is true once it was said that the statistics do not show the
 	// endpoint. Guarded by turn.
 	blind bool
@@ -202,6 +207,15 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 			if err := w.settle(ctx, r, w.unsettled); err != nil {
 				return Token{}, w.open(err)
 			}
+			if w.patience > 0 && r.unknown >= w.patience {
+				if answers, err := w.answersElse(ctx); err != nil {
+					return Token{}, w.open(err)
+				} else if answers {
+					return Token{}, &UnansweredError{Times: r.unknown, Err: r.last}
+				}
+				r.unknown = 0 // an outage
+				continue
+			}
 		}
 		if err := w.beforeMixing(ctx, r); err != nil {
 			return Token{}, err
@@ -227,6 +241,7 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		case class == ClassRetryUncertain:
 			w.unsettled, err = err, nil
 		case class == ClassRefuseRecord && e != nil:
+			w.named = e.rows
 			refused, why := doubt.weigh(w, e)
 			w.mixing.known = false // it has counted our own errors too
 			if refused != nil {
@@ -315,8 +330,10 @@ func (w *Writer) settle(ctx context.Context, r *retrier, cause error) error {
 		return err
 	}
 	for {
-		if err := w.running(ctx, r); err != nil {
+		if calm, err := w.running(ctx, r); err != nil {
 			return err
+		} else if !calm {
+			r.unknown = 0 // an outage, which says nothing about the request
 		}
 		r.unknown++
 		open := fmt.Errorf("outcome unknown, wait until the request can no longer be applied: %w", cause)
@@ -333,26 +350,28 @@ func (w *Writer) settle(ctx context.Context, r *retrier, cause error) error {
 		case Classify(err) == ClassOtherIncarnation || Classify(err) == ClassStopOperator:
 			return w.final(err)
 		}
+		r.unknown = 0
 		if err := r.wait(ctx, err); err != nil {
 			return err
 		}
 	}
 }
 
-// running waits until the pipeline is seen Running in the expected incarnation.
-func (w *Writer) running(ctx context.Context, r *retrier) error {
-	for {
+// running waits until the pipeline is seen Running in the expected incarnation,
+// and tells whether it was at the first look.
+func (w *Writer) running(ctx context.Context, r *retrier) (calm bool, err error) {
+	for calm = true; ; calm = false {
 		state, err := w.state(ctx)
 		switch {
 		case err == nil && state == stateRunning:
-			return nil
+			return calm, nil
 		case err == nil:
 			err = fmt.Errorf("a request's outcome is unknown and the pipeline is %s", state)
 		case Classify(err) == ClassOtherIncarnation || Classify(err) == ClassStopOperator:
-			return w.final(err)
+			return false, w.final(err)
 		}
 		if err := r.wait(ctx, err); err != nil {
-			return err
+			return false, err
 		}
 	}
 }

@@ -33,12 +33,18 @@ type opened struct {
 	recorded, before uint64
 	// sum is everything that was sent into it; nil for nothing yet.
 	sum *batch
+	// torn: it has rows of a transaction of which others were refused. It must
+	// not be committed before that one is sent whole, or passed over.
+	torn bool
 }
 
 // whole tells whether what is in it is a state of the source: then it may be
 // committed although more was to come. next is the end LSN of the transaction
 // that comes next, 0 where that is not known: all before it are in.
 func (o *opened) whole(next uint64) bool {
+	if o.torn {
+		return false
+	}
 	return o.before == 0 || next > o.before || (o.sum != nil && o.sum.end >= o.before)
 }
 
@@ -367,7 +373,13 @@ func (d *deliverer) stream(work, finish context.Context, tx *transaction) error 
 		}
 		ctx = finish
 	}
-	err := d.inRequests(ctx, tx, func(out *output) error { return d.post(ctx, out, b) })
+	err := d.inRequests(ctx, tx, func(out *output) error {
+		err := d.post(ctx, out, b)
+		if refused, ok := errors.AsType[*feldera.ArrayRefusedError](err); ok {
+			return d.refusedIn(tx, out, 0, out.array.Rows(), refused, d.alreadyIn(b))
+		}
+		return err
+	})
 	if errors.Is(err, errSpillDamaged) {
 		d.cfg.Metrics.spillFaults.WithLabelValues(spillFault(err)).Inc()
 		return &replayError{err}

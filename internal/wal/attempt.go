@@ -577,7 +577,7 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	if err := a.ledger.Confirm(lsn, a.s.cfg.AckOn); err != nil {
 		return err
 	}
-	a.s.struggle.progress()
+	a.s.struggle.progress(lsn)
 	a.s.cfg.Metrics.lastAcknowledge.Set(float64(now.UnixMilli()) / 1e3)
 	a.setPositions()
 	return nil

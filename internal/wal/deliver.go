@@ -91,6 +91,9 @@ type output struct {
 	// counts are the rows by source table and operation, for the metric;
 	// pending are those of the transaction being encoded.
 	counts, pending map[rowCount]int
+	// through is how many rows the array has up to the end of each transaction
+	// of the batch.
+	through []int
 }
 
 type rowCount struct {
@@ -321,13 +324,13 @@ func (d *deliverer) deliver(work, finish context.Context, txs []*transaction) er
 		if requests > 1 {
 			err := d.stream(work, finish, txs[0])
 			d.settle(txs)
-			return err
+			return d.refusedRows(finish, err)
 		}
 	}
 	good, refused := d.encode(work, txs)
 	if good > 0 {
 		if err := d.send(work, finish, txs[:good]); err != nil {
-			return err
+			return d.refusedRows(finish, err)
 		}
 	}
 	d.settle(txs)
@@ -399,6 +402,7 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 	for _, out := range d.outputs {
 		out.array.Reset()
 		clear(out.counts)
+		out.through = out.through[:0]
 	}
 	for i, tx := range txs {
 		marks := make([]feldera.Mark, len(d.outputs))
@@ -425,6 +429,12 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 		}
 		if err != nil {
 			return i, err
+		}
+		for _, out := range d.outputs {
+			for len(out.through) < i { // the first transaction that touches it
+				out.through = append(out.through, 0)
+			}
+			out.through = append(out.through, out.array.Rows())
 		}
 	}
 	return len(txs), nil
@@ -454,11 +464,15 @@ func (d *deliverer) send(work, finish context.Context, txs []*transaction) error
 		}
 		ctx = finish
 	}
-	for _, out := range d.outputs {
+	for n, out := range d.outputs {
 		if out.array.Rows() == 0 {
 			continue
 		}
-		if err := d.post(ctx, out, b); err != nil {
+		err := d.post(ctx, out, b)
+		if refused, ok := errors.AsType[*feldera.ArrayRefusedError](err); ok {
+			return d.sendAround(ctx, txs, n, b, refused)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -475,12 +489,26 @@ func (d *deliverer) owe(b *batch) {
 
 // post sends one output's array and keeps its token with the batch.
 func (d *deliverer) post(ctx context.Context, out *output, b *batch) error {
+	if err := d.postRows(ctx, out, b, 0, out.array.Rows()); err != nil {
+		return err
+	}
+	for c, n := range out.counts {
+		d.cfg.Metrics.rows.WithLabelValues(c.table, c.op.String()).Add(float64(n))
+	}
+	return nil
+}
+
+// postRows is post for the rows lo to below hi of the array.
+func (d *deliverer) postRows(ctx context.Context, out *output, b *batch, lo, hi int) error {
 	d.a.goesTo(out.table.Spelling())
 	crash.Here(crash.PgBeforeSend)
-	token, err := out.writer.Send(ctx, &out.array)
+	token, err := out.writer.SendRows(ctx, &out.array, lo, hi)
+	if stuck, ok := errors.AsType[*feldera.UnansweredError](err); ok {
+		return d.unanswered(ctx, out, lo, hi, b, stuck)
+	}
 	if err != nil {
 		err = fmt.Errorf("deliver %d rows to table %s (transactions up to LSN %s): %w",
-			out.array.Rows(), out.table.Name, decode.FormatLSN(b.end), err)
+			hi-lo, out.table.Name, decode.FormatLSN(b.end), err)
 		if o := d.opened; o != nil {
 			err = fmt.Errorf("in the pipeline's transaction %d, which stays open: %w", o.tx.Intent().ID, err)
 		}
@@ -488,10 +516,7 @@ func (d *deliverer) post(ctx context.Context, out *output, b *batch) error {
 	}
 	b.keep(out, token)
 	crash.Here(crash.PgSent)
-	d.cfg.Metrics.sentBytes.Add(float64(out.array.Bytes()))
-	for c, n := range out.counts {
-		d.cfg.Metrics.rows.WithLabelValues(c.table, c.op.String()).Add(float64(n))
-	}
+	d.cfg.Metrics.sentBytes.Add(float64(out.array.BytesOf(lo, hi)))
 	d.cfg.Beat()
 	return nil
 }

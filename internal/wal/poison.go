@@ -37,20 +37,33 @@ type struggle struct {
 	ends int
 	at   uint64
 	code string
+	// narrow: transactions up to it are delivered one at a time, since one of
+	// them, nobody knows which, is what a request gets no answer for.
+	narrow uint64
 }
 
 // cautious tells whether transactions are to be delivered one at a time.
 func (g *struggle) cautious() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.attempts >= cautiousAfter
+	return g.attempts >= cautiousAfter || g.narrow > 0
 }
 
-// progress is called when a position was acknowledged.
-func (g *struggle) progress() {
+// oneByOne makes what is delivered up to end go one transaction at a time.
+func (g *struggle) oneByOne(end uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.narrow = end
+}
+
+// progress is called when the position at was acknowledged.
+func (g *struggle) progress(at uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.attempts, g.ends = 0, 0
+	if at >= g.narrow {
+		g.narrow = 0
+	}
 }
 
 // attemptFailed counts an attempt that ended without progress while l was under

@@ -39,7 +39,7 @@ func TestStreamThatEndsAtOnePlace(t *testing.T) {
 		}
 	}
 	for name, between := range map[string]func(*struggle){
-		"acknowledged": func(g *struggle) { g.progress() },
+		"acknowledged": func(g *struggle) { g.progress(100) },
 		"got further":  func(g *struggle) { _ = g.streamFailed(101, server("XX000")) },
 		"other error":  func(g *struggle) { _ = g.streamFailed(100, server("XX001")) },
 	} {
@@ -83,7 +83,7 @@ func TestAttemptsThatEndInTheSameWork(t *testing.T) {
 			t.Fatalf("after %d: %v", n+1, err)
 		}
 	}
-	g.progress()
+	g.progress(0x100)
 	if g.cautious() {
 		t.Error("cautious after progress")
 	}

@@ -66,21 +66,21 @@ func namesWhatEndsThePipeline(t *testing.T, atomicity string) {
 	}
 }
 
-// A request that the running pipeline never answers is blocked by name on
-// /healthz, and tried until it is.
-func TestPgsourceNamesWhatIsNeverAnswered(t *testing.T) {
+// A table whose endpoint answers nothing, although the pipeline says that it
+// runs, is an outage: it is named, with what waits for it, and waited for.
+func TestPgsourceOutlivesASilentEndpoint(t *testing.T) {
 	t.Parallel()
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
 	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"FELDERA_REQUEST_TIMEOUT": "1s", "FELDERA_REQUEST_LIFETIME": "1s"}))
 	waitHealthy(t, d)
-	id, err := sim.Inject(felderasim.Fault{Kind: felderasim.DropRequest, Table: "items", Count: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := inject(t, sim, felderasim.Fault{Kind: felderasim.DropRequest, Table: "items", Count: -1})
 	start := confirmed(t, pg)
-	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'stuck')`)
-	health(t, d, "it is blocked by name", func(status int, body string) bool {
-		return status == 503 && strings.Contains(body, "blocked: transaction ") && strings.Contains(body, "tables items (1 rows)")
+	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'waits')`)
+	health(t, d, "what waits is named", func(_ int, body string) bool {
+		return strings.Contains(body, "tables items (1 rows)") && strings.Contains(body, "5 requests with these rows")
+	})
+	health(t, d, "it is an outage", func(status int, body string) bool {
+		return status == 200 && strings.Contains(body, "an empty request to the table is not answered either")
 	})
 	if got := confirmed(t, pg); got > currentLSN(t, pg) || got < start {
 		t.Errorf("confirmed %d", got)

@@ -1,6 +1,8 @@
 package felderasim
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -56,11 +58,18 @@ const (
 	// it: the bare front cuts the connection, the manager says 503.
 	CrashBefore FaultKind = "crash_before"
 	CrashAfter  FaultKind = "crash_after"
+	// RefuseRow makes every row with the text Fault.Match a parse error, as a
+	// rule of the pipeline beside the columns' types would; with Fault.Silent the
+	// answer does not say which. StallRow never answers a request in one piece of
+	// whose body the text is, and answers every other one.
+	RefuseRow FaultKind = "refuse_row"
+	StallRow  FaultKind = "stall_row"
 )
 
 var faultKinds = []FaultKind{
 	Delay, Hang, DropRequest, DropResponse, UnavailableBefore, UnavailableAfter, ApplyLate, CutBody, TooMany,
 	Unauthorized, Forbidden, Answer, AnswerAfter, AppliedTwice, QueryError, CrashBefore, CrashAfter,
+	RefuseRow, StallRow,
 }
 
 // Fault is one thing that goes wrong, for the requests it matches.
@@ -86,6 +95,9 @@ type Fault struct {
 	// Rows for QueryError, Bytes for CutBody.
 	Rows  int   `json:"rows,omitempty"`
 	Bytes int64 `json:"bytes,omitempty"`
+	// Match for RefuseRow and StallRow, Silent for the former.
+	Match  string `json:"match,omitempty"`
+	Silent bool   `json:"silent,omitempty"`
 	// Keep for the crashes.
 	Keep core.Keep `json:"keep,omitempty"`
 }
@@ -116,6 +128,9 @@ func (s *Sim) Inject(f Fault) (string, error) {
 	setDefault(&f.Count, 1)
 	if (f.Kind == Answer || f.Kind == AnswerAfter) && (f.Status < 200 || f.Status > 599) {
 		return "", fmt.Errorf("inject fault: status %d is not an answer", f.Status)
+	}
+	if (f.Kind == RefuseRow || f.Kind == StallRow) && f.Match == "" {
+		return "", fmt.Errorf("inject fault: %s needs a text to match", f.Kind)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +237,7 @@ func (s *Sim) applyLate(l *lateRequest) {
 	p := newBodyPipe()
 	p.write(l.body)
 	p.finish(errBodyEnd)
-	a := s.ingest(s.ctx, l.proc, l.spelling, l.query, p)
+	a := s.ingest(s.ctx, l.proc, l.spelling, l.query, p, rowRule{})
 	s.log.Info("late request applied", "table", l.table, "status", a.status)
 }
 
@@ -243,4 +258,29 @@ func faultAnswer(f *activeFault) answer {
 		}
 		return apiAnswer(e)
 	}
+}
+
+// rowRule are the faults of a request that depend on its rows; nil for none.
+type rowRule struct{ refuse, stall *activeFault }
+
+// refuses gives what the parser needs.
+func (r rowRule) refuses() (rule func(row []byte) bool, silent bool) {
+	if r.refuse == nil {
+		return nil, false
+	}
+	return func(row []byte) bool { return bytes.Contains(row, []byte(r.refuse.Match)) }, r.refuse.Silent
+}
+
+// stalls waits, where chunk has the text, until the fault, the process or ctx
+// ends, and says that it did.
+func (r rowRule) stalls(ctx context.Context, p *process, chunk []byte) bool {
+	if r.stall == nil || !bytes.Contains(chunk, []byte(r.stall.Match)) {
+		return false
+	}
+	select {
+	case <-r.stall.ended:
+	case <-p.dead:
+	case <-ctx.Done():
+	}
+	return true
 }

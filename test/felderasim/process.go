@@ -224,7 +224,7 @@ func (s *Sim) wait(ctx context.Context, p *process, ok func() (bool, *core.APIEr
 // ingest is the process's side of POST /ingress/{table}: it reads the body as
 // long as the pipeline lets it, queues chunk by chunk, and answers at the
 // body's end.
-func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Values, body *bodyPipe) answer {
+func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Values, body *bodyPipe, rule rowRule) answer {
 	pc, aerr := core.ParserConfigFromQuery(spelling, q)
 	if aerr != nil {
 		return apiAnswer(aerr)
@@ -278,11 +278,16 @@ func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Val
 				Message: fmt.Sprintf("the body exceeds the simulator's own limit of %d bytes (Options.MaxBody); the engine has none", s.opts.MaxBody),
 			})
 		}
+		if rule.stalls(ctx, p, chunk) {
+			a.abort = true
+			return a
+		}
 		end := err != nil
 		// The parser's lock is held until its entries are queued, so that
 		// requests to one endpoint keep their order chunk by chunk.
 		lock.Lock()
 		had := errs.Num
+		ep.Parser.Refuse, ep.Parser.Silent = rule.refuses()
 		entries, aerr := ep.Parser.Feed(chunk, end, &errs)
 		s.mu.Lock()
 		alive := p == s.proc && p.up

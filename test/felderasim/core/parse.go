@@ -217,6 +217,11 @@ type Parser struct {
 	last  uint64 // events seen since the endpoint was created
 	split splitter
 	bad   bool
+	// Refuse, where it is set, is a rule of the pipeline beside the columns'
+	// types: rows for which it says true are parse errors. Silent leaves their
+	// text out of the errors, which the engine's answer allows.
+	Refuse func(row []byte) bool
+	Silent bool
 }
 
 func newParser(t *TableDef, pc ParserConfig, null bool) *Parser {
@@ -272,15 +277,17 @@ func (p *Parser) chunk(b []byte, errs *ParseErrors) Entry {
 	for i := skipSpace(b, 0); i < len(b); i = skipSpace(b, i) {
 		if p.cfg.Array && p.cfg.Update == InsertDelete {
 			if p.null {
-				if n, count, ok := countElements(b, i); ok {
+				if n, count, ok := countElements(b, i); ok && p.Refuse == nil {
 					e.Records += count
 					p.last += uint64(count)
 					i = n
 					continue
 				}
-			} else if n, ok := p.fastArray(b, i, &e); ok {
-				i = n
-				continue
+			} else if p.Refuse == nil {
+				if n, ok := p.fastArray(b, i, &e); ok {
+					i = n
+					continue
+				}
 			}
 		}
 		n, ok := skipValue(b, i, 0)
@@ -586,6 +593,13 @@ func (p *Parser) apply(ev envelope, e *Entry) *ParseError {
 	}{{ev.delete, OpDelete}, {ev.insert, OpInsert}, {ev.patch, OpUpdate}} {
 		if part.row == nil {
 			continue
+		}
+		if p.Refuse != nil && p.Refuse(part.row) {
+			perr := p.rowError("the row breaks a rule", "", part.row)
+			if p.Silent {
+				perr.InvalidText = nil
+			}
+			return perr
 		}
 		op, _, ferr := p.op(part.row, 0, part.kind)
 		if ferr != nil {
