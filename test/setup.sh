@@ -40,6 +40,7 @@ look() {
 	have make || need "make" make
 	have gcc || need "gcc (the race detector links with it)" gcc
 	has_postgres || need "Postgres server programs, 15 or newer (initdb, postgres)" postgresql
+	have pgbouncer || [ -x /usr/sbin/pgbouncer ] || need "pgbouncer (a connection pooler in front of Postgres)" pgbouncer
 	if ! have java || [ "$(java_major || echo 0)" -lt 17 ]; then
 		need "java, 17 or newer (Kafka's broker)" openjdk-17-jre-headless
 	fi

@@ -137,6 +137,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 	}
 	source, err = wal.New(wal.Config{
 		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create, Failover: c.SlotFailover,
+		Transport: transports[c.Transport], PeekInterval: c.PeekInterval,
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
 		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, SenderTimeout: c.SenderTimeout, ShutdownTimeout: c.ShutdownTimeout,
 		SpillDir: c.SpillDir, SpillLimit: spillLimit(c), TableAtomicity: c.Atomicity == config.PerTable,
@@ -167,6 +168,9 @@ func spillLimit(c *config.PGSource) int64 {
 
 // rungs maps PGSOURCE_ACK_ON.
 var rungs = map[string]ack.Rung{config.Completed: ack.Completed, config.Durable: ack.Durable}
+
+// transports maps PGSOURCE_TRANSPORT.
+var transports = map[string]wal.Transport{config.Stream: wal.TransportStream, config.Peek: wal.TransportPeek}
 
 // truncates maps PGSOURCE_TRUNCATE.
 var truncates = map[string]wal.TruncatePolicy{

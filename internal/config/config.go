@@ -53,6 +53,8 @@ const (
 	Consumer  = "consumer"
 	Drain     = "drain"
 	Abandon   = "abandon"
+	Stream    = "stream"
+	Peek      = "peek"
 )
 
 // The SASL mechanisms of KAFKASINK_SASL_MECHANISM.
@@ -96,6 +98,8 @@ type PGSource struct {
 	Tables          TableMappings `env:"PGSOURCE_TABLES,required" example:"public.orders,public.\"Items\"=items" help:"Tables to carry, separated by commas: schema.table, or schema.table=feldera_table where the names differ. Names that are not in double quotes are folded to lower case."`
 	Create          bool          `env:"PGSOURCE_CREATE" envDefault:"false" help:"Create the publication, then the slot, where they are absent. Never re-creates a slot that was lost."`
 	SlotFailover    bool          `env:"PGSOURCE_SLOT_FAILOVER" envDefault:"false" help:"Create the slot as a failover slot, which standbys with sync_replication_slots mirror, so that it survives a promotion. Needs PostgreSQL 17."`
+	Transport       string        `env:"PGSOURCE_TRANSPORT" envDefault:"stream" oneof:"stream|peek" help:"How the slot is read. stream: by the replication protocol, over a direct connection. peek: over plain SQL, with pg_logical_slot_peek_binary_changes and pg_replication_slot_advance, for poolers, proxies and firewalls that do not carry that protocol; the role needs REPLICATION all the same, and the server decodes again what is not acknowledged yet. Both use the same slot and positions, so it can be changed at a restart."`
+	PeekInterval    time.Duration `env:"PGSOURCE_PEEK_INTERVAL" envDefault:"1s" min:"20ms" max:"1m" help:"With PGSOURCE_TRANSPORT=peek, the longest pause between two looks at a slot that has nothing new; after something came the next look is sooner. After each call the server is left in peace for as long as the call took."`
 	State           string        `env:"PGSOURCE_STATE" envDefault:"auto" form:"state" example:"file:/var/lib/holdfast/pgsource.json" help:"Where the acknowledged position is made durable before Postgres is told of it: file:/path, postgres:schema.table for a table in the source database (or in that of PGSOURCE_STATE_DSN), or none. auto is the file /var/lib/holdfast/pgsource-SLOT.json where that folder exists, else none, with a warning."`
 	StateDSN        Secret        `env:"PGSOURCE_STATE_DSN" form:"dsn" example:"postgres://holdfast@other:5432/ops?sslmode=verify-full" help:"Database of the table of PGSOURCE_STATE. Not set: the source's, where each save makes WAL of its own, so that positions without rows are saved less often."`
 	BatchRows       int           `env:"PGSOURCE_BATCH_ROWS" envDefault:"10000" min:"1" max:"1000000" help:"Most rows in one request."`

@@ -66,6 +66,10 @@ type attempt struct {
 	rowEpoch       int64
 	rowIncarnation string
 
+	// peeker reads where the transport is TransportPeek. It belongs to the
+	// goroutine of connections.
+	peeker *peeker
+
 	failure error                   // guarded by mu
 	stop    context.CancelCauseFunc // ends reading and delivering
 	halt    context.CancelCauseFunc // ends everything, at once
@@ -172,7 +176,12 @@ func (a *attempt) connections(work, hard context.Context) {
 	retry := newBackOff()
 	seen := a.start
 	for attempt := 1; ; attempt++ {
-		err := a.connection(work, hard)
+		var err error
+		if a.s.cfg.Transport == TransportPeek {
+			err = a.peekConnection(work, hard)
+		} else {
+			err = a.connection(work, hard)
+		}
 		crash.Here(crash.PgReconnect)
 		if work.Err() != nil {
 			a.lastWord(hard)
@@ -267,16 +276,28 @@ func (a *attempt) lastWord(hard context.Context) {
 	if !more || hard.Err() != nil {
 		return
 	}
-	st, err := a.s.startStream(hard, a.ready, from)
-	if err == nil {
-		defer func() { _ = st.conn.Close() }()
-		if err = a.acknowledge(st, false); err == nil {
-			err = st.sayGoodbye(time.Now())
-		}
+	var err error
+	if a.s.cfg.Transport == TransportPeek {
+		err = a.lastAdvance(hard)
+	} else {
+		err = a.lastStatus(hard, from)
 	}
 	if err != nil {
 		a.s.log.WarnContext(hard, "the server could not be told of what completed after the connection ended: the next start tells it what is in the state, and delivers the rest again", "err", err)
 	}
+}
+
+// lastStatus is lastWord's for TransportStream.
+func (a *attempt) lastStatus(hard context.Context, from uint64) error {
+	st, err := a.s.startStream(hard, a.ready, from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = st.conn.Close() }()
+	if err := a.acknowledge(st, false); err != nil {
+		return err
+	}
+	return st.sayGoodbye(time.Now())
 }
 
 // connection runs one replication connection. At a stop it keeps telling the
@@ -367,7 +388,7 @@ func (a *attempt) read(work context.Context, st *stream, asked signal) error {
 		switch msg.Kind {
 		case decode.CopyKeepalive:
 			a.s.cfg.Metrics.slot.lag.heard(msg.ServerTime)
-			a.keepalive(msg, asm.inTransaction())
+			a.keepalive(msg.WALEnd, asm.inTransaction())
 			if msg.ReplyRequested {
 				asked.set()
 			}
@@ -426,15 +447,26 @@ func (a *attempt) bounded(asm *assembler) error {
 // which it was received and only between transactions. It is acknowledged
 // when everything received before it is, so an idle publication does not hold
 // WAL back; it overtakes nothing.
-func (a *attempt) keepalive(msg decode.CopyMessage, inTransaction bool) {
+func (a *attempt) keepalive(walEnd uint64, inTransaction bool) {
+	if !inTransaction {
+		a.idleAt(walEnd)
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.walEnd = max(a.walEnd, msg.WALEnd)
-	if !inTransaction {
-		a.ledger.AdmitIdle(msg.WALEnd)
-		a.proven.set()
-		a.queue.arrived.set() // it may be the end of what the deliverer waits for
-	}
+	a.walEnd = max(a.walEnd, walEnd)
+	a.setPositions()
+}
+
+// idleAt enters a position between transactions behind which there are no rows
+// of its own.
+func (a *attempt) idleAt(lsn uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.walEnd = max(a.walEnd, lsn)
+	a.ledger.AdmitIdle(lsn)
+	a.proven.set()
+	a.queue.arrived.set() // it may be the end of what the deliverer waits for
 	a.setPositions()
 }
 
@@ -566,19 +598,23 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	if err := st.sendStatus(lsn, now, reply); err != nil {
 		return err
 	}
-	if moved {
-		crash.Here(crash.PgAfterStatus)
-	}
+	return a.confirm(lsn, moved)
+}
+
+// confirm records that the server was told lsn; moved says that it was not told
+// before.
+func (a *attempt) confirm(lsn uint64, moved bool) error {
 	if !moved {
 		return nil
 	}
+	crash.Here(crash.PgAfterStatus)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.ledger.Confirm(lsn, a.s.cfg.AckOn); err != nil {
 		return err
 	}
 	a.s.struggle.progress(lsn)
-	a.s.cfg.Metrics.lastAcknowledge.Set(float64(now.UnixMilli()) / 1e3)
+	a.s.cfg.Metrics.lastAcknowledge.Set(float64(time.Now().UnixMilli()) / 1e3)
 	a.setPositions()
 	return nil
 }

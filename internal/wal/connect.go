@@ -43,6 +43,10 @@ var pinned = map[string]string{
 	"standard_conforming_strings":         "on",
 }
 
+// pooled are those of pinned that poolers take in a start-up message, and carry
+// over to whichever session serves the client. PgBouncer refuses others.
+var pooled = []string{"client_encoding", "datestyle", "timezone", "standard_conforming_strings"}
+
 // defaultSenderTimeout is asked for where the server has no wal_sender_timeout
 // at all: it would keep a dead client's slot for as long as TCP does.
 const defaultSenderTimeout = time.Minute
@@ -313,7 +317,15 @@ func (s *Source) connectionConfig() (*pgconn.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read PGSOURCE_DSN: %w", err)
 	}
-	return pinnedConfig(dsn, s.cfg.StallTimeout, s.applicationName())
+	cfg, err := pinnedConfig(dsn, s.cfg.StallTimeout, s.applicationName())
+	if err == nil && s.cfg.Transport == TransportPeek {
+		for name := range pinned {
+			if !slices.Contains(pooled, name) {
+				delete(cfg.RuntimeParams, name) // set in each transaction that matters: see peekSession
+			}
+		}
+	}
+	return cfg, err
 }
 
 // pinnedConfig reads a connection string for a session that is as we need it.
@@ -369,11 +381,7 @@ func (s *Source) connectReplication(ctx context.Context, senderTimeout time.Dura
 	if senderTimeout > 0 {
 		cfg.RuntimeParams["wal_sender_timeout"] = strconv.FormatInt(senderTimeout.Milliseconds(), 10)
 	}
-	cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		f := pgproto3.NewFrontend(r, w)
-		f.SetMaxBodyLen(maxWireMessage)
-		return f
-	}
+	cfg.BuildFrontend = boundedFrontend
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
@@ -381,6 +389,14 @@ func (s *Source) connectReplication(ctx context.Context, senderTimeout time.Dura
 		return nil, s.excuse(connectFailure("connect for replication", cfg, err))
 	}
 	return conn, nil
+}
+
+// boundedFrontend makes a reader of messages that refuses those which no
+// Postgres sends.
+func boundedFrontend(r io.Reader, w io.Writer) *pgproto3.Frontend {
+	f := pgproto3.NewFrontend(r, w)
+	f.SetMaxBodyLen(maxWireMessage)
+	return f
 }
 
 // startStream connects and starts replication at start, if the server is the
@@ -406,7 +422,7 @@ func (s *Source) startStream(ctx context.Context, r *ready, start uint64) (*stre
 	if err == nil {
 		var hijacked *pgconn.HijackedConn
 		if hijacked, err = conn.Hijack(); err == nil {
-			return &stream{conn: hijacked.Conn, frontend: hijacked.Frontend}, nil
+			return &stream{wire{conn: hijacked.Conn, frontend: hijacked.Frontend}}, nil
 		}
 	}
 	_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it

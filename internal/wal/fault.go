@@ -264,8 +264,8 @@ func explainServer(cfg *pgconn.Config, e *pgconn.PgError) fault {
 	case strings.Contains(e.Message, "unsupported startup parameter"), strings.Contains(e.Message, "extended query protocol not supported"),
 		strings.HasPrefix(e.Message, "no such database:"):
 		f.why = "a connection pooler answered, such as PgBouncer: " + said
-		f.expected = "the Postgres server itself: logical replication needs a direct connection"
-		f.do = "put the server's own host and port into PGSOURCE_DSN, not the pooler's"
+		f.expected = "the Postgres server itself: the replication protocol needs a direct connection"
+		f.do = "put the server's own host and port into PGSOURCE_DSN, not the pooler's; or set PGSOURCE_TRANSPORT=peek, which reads over plain SQL"
 	case e.Code == "28P01":
 		f.login, f.expected = true, "a user and password that the server takes"
 		f.do = "correct the password in PGSOURCE_DSN (or in the file of PGSOURCE_DSN_FILE), or ALTER ROLE " + user + " PASSWORD '…'"

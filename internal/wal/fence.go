@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/decode"
@@ -46,6 +47,11 @@ func (r *ready) sameServer(ctx context.Context, conn *pgconn.PgConn) error {
 	if err != nil {
 		return err
 	}
+	return r.same(now)
+}
+
+// same compares the server that answers with the one that prepare has found.
+func (r *ready) same(now identity) error {
 	if now != r.identity {
 		return fmt.Errorf("%w: it was system %s, timeline %d, and is system %s, timeline %d",
 			errOtherServer, r.identity.system, r.identity.timeline, now.system, now.timeline)
@@ -53,18 +59,106 @@ func (r *ready) sameServer(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
+// witness is who is asked for a server's identity.
+type witness struct {
+	identify func(ctx context.Context) (identity, error)
+	// history gives the file of a timeline's history.
+	history func(ctx context.Context, timeline uint32) ([]byte, error)
+	close   func()
+}
+
+// witness connects to the server: by the replication protocol, which has
+// commands for it, or over plain SQL where that is the transport.
+func (s *Source) witness(ctx context.Context) (*witness, error) {
+	if s.cfg.Transport == TransportPeek {
+		conn, err := s.connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &witness{
+			identify: func(ctx context.Context) (identity, error) { return identifySQL(ctx, conn) },
+			history:  func(ctx context.Context, timeline uint32) ([]byte, error) { return historySQL(ctx, conn, timeline) },
+			close:    func() { _ = conn.Close(context.WithoutCancel(ctx)) },
+		}, nil
+	}
+	conn, err := s.connectReplication(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &witness{
+		identify: func(ctx context.Context) (identity, error) { return identify(ctx, conn) },
+		history: func(ctx context.Context, timeline uint32) ([]byte, error) {
+			history, err := pglogrepl.TimelineHistory(ctx, conn, int32(timeline)) //nolint:gosec // came as an int32
+			if err != nil {
+				return nil, classify("read the history of timeline "+strconv.FormatUint(uint64(timeline), 10), err)
+			}
+			return history.Content, nil
+		},
+		close: func() { _ = conn.Close(context.WithoutCancel(ctx)) },
+	}, nil
+}
+
+// identitySQL asks for an identity in four columns of text: system, timeline in
+// hex (of the WAL that is being written; the control file's can be old for
+// minutes after a promotion), database, and whether the server is a standby,
+// which has no such timeline.
+const identitySQL = `(SELECT system_identifier FROM pg_control_system())::text,
+	(SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END), current_database()::text, pg_is_in_recovery()::text`
+
+// readIdentity reads what identitySQL gives.
+func readIdentity(system, timeline, database, standby string) (identity, error) {
+	if standby != "false" {
+		return identity{}, fmt.Errorf("%w: it is a standby, whose timeline plain SQL does not tell", errOtherServer)
+	}
+	id, err := strconv.ParseUint(timeline, 16, 32)
+	if err != nil || id == 0 || system == "" {
+		return identity{}, fmt.Errorf("identify the server: it says system %q, timeline %q", system, timeline)
+	}
+	return identity{system: system, timeline: uint32(id), database: database}, nil
+}
+
+// identifySQL asks a plain connection who it is connected to.
+func identifySQL(ctx context.Context, conn *pgx.Conn) (identity, error) {
+	var system, timeline, database, standby string
+	err := conn.QueryRow(ctx, "SELECT "+identitySQL).Scan(&system, &timeline, &database, &standby)
+	if err != nil {
+		return identity{}, classify("identify the server", err)
+	}
+	return readIdentity(system, timeline, database, standby)
+}
+
+// historySQL reads a timeline's history as a file, which needs more rights than
+// the command of the replication protocol does.
+func historySQL(ctx context.Context, conn *pgx.Conn, timeline uint32) ([]byte, error) {
+	file := fmt.Sprintf("pg_wal/%08X.history", timeline)
+	var content string
+	err := conn.QueryRow(ctx, `SELECT pg_read_file($1)`, file).Scan(&content)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "42501" {
+		return nil, &decode.Refusal{
+			Reason: decode.ReasonGap, What: "server", Where: "timeline " + strconv.FormatUint(uint64(timeline), 10),
+			Why:      "it was promoted since the last start, and this role may not read where the timeline before it ended (" + file + "), so nobody can tell whether it has everything up to the bookmark",
+			Expected: "a role that may, or a replication connection, over which any role with REPLICATION can ask",
+			Do:       "start pgsource once with PGSOURCE_TRANSPORT=stream over a direct connection; or GRANT EXECUTE ON FUNCTION pg_read_file(text) TO the role for this start, and REVOKE it afterwards",
+		}
+	}
+	if err != nil {
+		return nil, classify("read the history of timeline "+strconv.FormatUint(uint64(timeline), 10), err)
+	}
+	return []byte(content), nil
+}
+
 // fence compares the server with the one that the state is about, before
 // anything is read from it. st is nil where there is none yet. It changes
 // nothing.
 func (s *Source) fence(ctx context.Context, st *State, r *ready) error {
-	conn, err := s.connectReplication(ctx, 0)
+	server, err := s.witness(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	defer server.close()
 	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	if r.identity, err = identify(qctx, conn); err != nil {
+	if r.identity, err = server.identify(qctx); err != nil {
 		return err
 	}
 	if st == nil {
@@ -73,7 +167,7 @@ func (s *Source) fence(ctx context.Context, st *State, r *ready) error {
 	if err := st.sameCluster(r.identity, s.cfg.State.Where()); err != nil || st.Timeline == r.identity.timeline {
 		return err
 	}
-	r.switchPoint, err = s.promoted(qctx, conn, st, r.identity.timeline)
+	r.switchPoint, err = server.promoted(qctx, st, r.identity.timeline)
 	return err
 }
 
@@ -98,7 +192,7 @@ func (st *State) sameCluster(now identity, where string) error {
 // ended at or behind the bookmark. A standby that was promoted earlier than
 // that never had the last of what the pipeline holds, and has other changes at
 // the same positions instead.
-func (s *Source) promoted(ctx context.Context, conn *pgconn.PgConn, st *State, now uint32) (LSN, error) {
+func (w *witness) promoted(ctx context.Context, st *State, now uint32) (LSN, error) {
 	refuse := func(why string) error {
 		return &decode.Refusal{
 			Reason: decode.ReasonGap, What: "server", Where: "timeline " + strconv.FormatUint(uint64(now), 10), Why: why,
@@ -109,11 +203,11 @@ func (s *Source) promoted(ctx context.Context, conn *pgconn.PgConn, st *State, n
 	if now < st.Timeline {
 		return 0, refuse(fmt.Sprintf("it is an older timeline than %d, on which the bookmark %s lies: the former primary came back, or a backup was restored", st.Timeline, st.Acknowledged))
 	}
-	history, err := pglogrepl.TimelineHistory(ctx, conn, int32(now)) //nolint:gosec // came as an int32
+	history, err := w.history(ctx, now)
 	if err != nil {
-		return 0, classify("read the history of timeline "+strconv.FormatUint(uint64(now), 10), err)
+		return 0, err
 	}
-	ended, err := switchPoint(history.Content, st.Timeline)
+	ended, err := switchPoint(history, st.Timeline)
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("read the history of timeline %d: %w", now, err)

@@ -13,6 +13,7 @@ import (
 // of WAL; differences between them are bytes.
 type Metrics struct {
 	slot *slotMetrics
+	peek *peekMetrics
 
 	transactions prometheus.Counter
 	rows         *prometheus.CounterVec
@@ -65,6 +66,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	m := &Metrics{
 		slot: newSlotMetrics(reg),
+		peek: newPeekMetrics(reg),
 
 		transactions: counter("pgsource_transactions_total", "Transactions received whole, by their COMMIT."),
 		rows: prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -24,6 +24,8 @@ type occupant struct {
 	// reply is the time that its last status update carries: a pgsource that
 	// lives sends one at least every ten seconds, also when nothing happens.
 	reply string
+	// calls: it is an ordinary session in a call of a function, such as a peek.
+	calls bool
 }
 
 // occupancy remembers since when an occupant has been silent. Its methods may
@@ -71,10 +73,10 @@ func (s *Source) occupied(ctx context.Context) error {
 func readOccupant(ctx context.Context, conn *pgx.Conn, slot string) (o occupant, err error) {
 	err = conn.QueryRow(ctx, `
 		SELECT s.active_pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(host(a.client_addr), 'this machine or an unknown one'),
-		       coalesce(a.backend_start::text, ''), coalesce(r.reply_time::text, '')
+		       coalesce(a.backend_start::text, ''), coalesce(r.reply_time::text, ''), r.pid IS NULL
 		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid
 		WHERE s.slot_name = $1 AND s.active`, slot,
-	).Scan(&o.pid, &o.application, &o.user, &o.client, &o.began, &o.reply)
+	).Scan(&o.pid, &o.application, &o.user, &o.client, &o.began, &o.reply, &o.calls)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return occupant{}, nil
 	}
@@ -99,6 +101,10 @@ func (s *Source) judge(ctx context.Context, conn *pgx.Conn, o occupant) error {
 		return busy(who+", which is no pgsource", "one slot has one reader: stop the other one, or set PGSOURCE_SLOT to a slot of its own")
 	case strings.HasPrefix(o.application, applicationPrefix+s.tag+"/"):
 		who, grace = who+": an earlier connection of this pgsource", ownGrace
+	case o.calls:
+		// A call says nothing until it ends, so its silence proves nothing, and
+		// it lets go of the slot when it ends, whether anybody waits for it or not.
+		return busy(who+": another pgsource that peeks at it", "stop the other one: one slot has one pgsource. If there is none any more, the call ends by itself")
 	case grace == 0:
 		return busy(who+": another pgsource, or one that is gone and the server does not know it yet", "stop the other one; if there is none, the server ends it after wal_sender_timeout, or run SELECT pg_terminate_backend("+fmt.Sprint(o.pid)+")")
 	default:

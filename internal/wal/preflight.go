@@ -47,14 +47,15 @@ type serverFacts struct {
 	idleTimeout  time.Duration
 	synchronous  string // synchronous_standby_names
 	decodeMemory string // logical_decoding_work_mem
-	// wantsFailover: the slot is to be one that standbys mirror.
-	wantsFailover bool
+	// wantsFailover: the slot is to be one that standbys mirror. peeks: it is to
+	// be read over plain SQL.
+	wantsFailover, peeks bool
 }
 
 func (f *serverFacts) major() int { return f.version / 10000 }
 
 func (s *Source) readServer(ctx context.Context, conn *pgx.Conn) (*serverFacts, error) {
-	f := &serverFacts{wantsFailover: s.cfg.Failover}
+	f := &serverFacts{wantsFailover: s.cfg.Failover, peeks: s.cfg.Transport == TransportPeek}
 	var senderTimeout, idleTimeout float64
 	err := conn.QueryRow(ctx, `
 		SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(), current_setting('wal_level'),
@@ -111,6 +112,9 @@ func (f *serverFacts) findings(user string) []error {
 	case f.standby && f.major() < standbyVersion:
 		add("server", "", "it is a standby, and PostgreSQL "+f.versionText+" decodes on a primary only",
 			fmt.Sprintf("a primary, or a standby of PostgreSQL %d or newer", standbyVersion), "put the primary into PGSOURCE_DSN; with several hosts, add target_session_attrs=primary")
+	case f.standby && f.peeks:
+		add("server", "", "it is a standby, and PGSOURCE_TRANSPORT is peek: plain SQL does not tell which timeline a standby follows",
+			"a primary", "put the primary into PGSOURCE_DSN, or set PGSOURCE_TRANSPORT=stream")
 	}
 	if f.walLevel != "logical" {
 		add("server", "", fmt.Sprintf("wal_level is %q", f.walLevel), "wal_level = logical", "ALTER SYSTEM SET wal_level = 'logical'; then restart the Postgres server")
@@ -136,7 +140,7 @@ func (f *serverFacts) notes(s *Source) []string {
 	if f.idleTimeout > 0 {
 		all = append(all, fmt.Sprintf("idle_replication_slot_timeout is %s: the slot is lost when pgsource is down for longer", f.idleTimeout))
 	}
-	if f.senderTimeout == 0 && s.cfg.SenderTimeout == 0 {
+	if f.senderTimeout == 0 && s.cfg.SenderTimeout == 0 && !f.peeks {
 		all = append(all, fmt.Sprintf("wal_sender_timeout is 0: pgsource asks for %s on its own connection", defaultSenderTimeout))
 	}
 	if strings.Contains(f.synchronous, "*") {
@@ -163,6 +167,9 @@ func (s *Source) CheckServer(ctx context.Context) (string, error) {
 // CheckReplication is a preflight: a replication connection can be made, which
 // pg_hba.conf, a pooler or max_wal_senders may forbid although others work.
 func (s *Source) CheckReplication(ctx context.Context) (string, error) {
+	if s.cfg.Transport == TransportPeek {
+		return s.checkPeek(ctx)
+	}
 	cfg, err := s.connectionConfig()
 	if err != nil {
 		return "", err
@@ -180,6 +187,33 @@ func (s *Source) CheckReplication(ctx context.Context) (string, error) {
 		return "", classify("IDENTIFY_SYSTEM", err)
 	}
 	return fmt.Sprintf("system %s, timeline %d, at %s", id.SystemID, id.Timeline, decode.FormatLSN(uint64(id.XLogPos))), nil
+}
+
+// checkPeek is CheckReplication for TransportPeek: the server can be identified
+// over plain SQL, and this role may call what is to be called.
+func (s *Source) checkPeek(ctx context.Context) (said string, err error) {
+	err = s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		id, err := identifySQL(ctx, conn)
+		if err != nil {
+			return err
+		}
+		said = fmt.Sprintf("not needed with PGSOURCE_TRANSPORT=peek; system %s, timeline %d", id.system, id.timeline)
+		for _, function := range []string{"pg_logical_slot_peek_binary_changes(name,pg_lsn,integer,text[])", "pg_replication_slot_advance(name,pg_lsn)"} {
+			var may bool
+			if err := conn.QueryRow(ctx, `SELECT has_function_privilege($1, 'EXECUTE')`, function).Scan(&may); err != nil {
+				return classify("look up the rights on "+function, err)
+			}
+			if !may {
+				user := conn.Config().User
+				return &decode.Refusal{
+					Reason: decode.ReasonSetup, What: "role", Where: user, Why: "it may not call " + function, Expected: "the right to, beside REPLICATION",
+					Do: fmt.Sprintf("GRANT EXECUTE ON FUNCTION %s TO %s", function, quoteIdentifier(user)),
+				}
+			}
+		}
+		return nil
+	})
+	return said, err
 }
 
 // describeConnection says how the server was reached, without a secret.

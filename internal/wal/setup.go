@@ -537,19 +537,30 @@ func (s *Source) sameSlot(slot *slotState) error {
 	if err := slot.usable(s.cfg.Slot); err != nil {
 		return err
 	}
-	told := s.told.Load()
-	if s.slotSeen.Load() && slot.confirmed > told {
-		return &decode.Refusal{
-			Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
-			Why: fmt.Sprintf("it stands at %s, and pgsource has told it no more than %s: somebody advanced it or made it anew, and the changes between (%d bytes of WAL) are lost to the stream",
-				decode.FormatLSN(slot.confirmed), decode.FormatLSN(told), slot.confirmed-told),
-			Expected: "a slot that only this pgsource moves",
-			Do:       "find out who did it, load the tables again, " + s.startOver(),
+	if s.slotSeen.Load() {
+		if err := s.notMoved(slot.confirmed); err != nil {
+			return err
 		}
 	}
-	s.told.Store(max(told, slot.confirmed))
+	s.told.Store(max(s.told.Load(), slot.confirmed))
 	s.slotSeen.Store(true)
 	return nil
+}
+
+// notMoved refuses a position of a slot that this process has seen before where
+// it is above all that it was told.
+func (s *Source) notMoved(confirmed uint64) error {
+	told := s.told.Load()
+	if confirmed <= told {
+		return nil
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
+		Why: fmt.Sprintf("it stands at %s, and pgsource has told it no more than %s: somebody advanced it or made it anew, and the changes between (%d bytes of WAL) are lost to the stream",
+			decode.FormatLSN(confirmed), decode.FormatLSN(told), confirmed-told),
+		Expected: "a slot that only this pgsource moves",
+		Do:       "find out who did it, load the tables again, " + s.startOver(),
+	}
 }
 
 // slotDropped is for a slot that this pgsource knows and the server does not

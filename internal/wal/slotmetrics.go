@@ -49,3 +49,29 @@ func newSlotMetrics(reg prometheus.Registerer) *slotMetrics {
 		}, func() float64 { return float64(m.spilledBytes.Load()) }))
 	return m
 }
+
+// peekMetrics are the numbers about a slot that is read over plain SQL.
+type peekMetrics struct {
+	seconds  *prometheus.HistogramVec
+	messages *prometheus.CounterVec
+}
+
+func newPeekMetrics(reg prometheus.Registerer) *peekMetrics {
+	m := &peekMetrics{
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "pgsource_peek_seconds", Help: "How long calls to the server took with PGSOURCE_TRANSPORT=peek, by call: peek, with the answer read, and advance.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
+		}, []string{"call"}),
+		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pgsource_peek_messages_total", Help: "Messages of pgoutput in answers to peeks: new, or repeated since they were received before and are not acknowledged.",
+		}, []string{"kind"}),
+	}
+	for _, call := range []string{"peek", "advance"} {
+		m.seconds.WithLabelValues(call)
+	}
+	for _, kind := range []string{"new", "repeated"} {
+		m.messages.WithLabelValues(kind)
+	}
+	reg.MustRegister(m.seconds, m.messages)
+	return m
+}

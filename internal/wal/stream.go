@@ -41,7 +41,11 @@ var errServerDone = errors.New("the server ended the stream")
 //
 // One goroutine reads (read), one writes (status, finish); the two share the
 // socket, which allows it, and nothing else but the deadline.
-type stream struct {
+type stream struct{ wire }
+
+// wire is a connection whose messages we read and write ourselves, with the one
+// deadline that ends its reads.
+type wire struct {
 	conn     net.Conn
 	frontend *pgproto3.Frontend
 
@@ -86,23 +90,23 @@ func (s *stream) read(stall time.Duration) (decode.CopyMessage, error) {
 
 // refreshDeadline moves the read deadline, at most once a second: a deadline
 // per message costs more than reading the message.
-func (s *stream) refreshDeadline(stall time.Duration) error {
+func (w *wire) refreshDeadline(stall time.Duration) error {
 	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.interrupted || now.Sub(s.refreshed) < time.Second {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.interrupted || now.Sub(w.refreshed) < time.Second {
 		return nil
 	}
-	s.refreshed = now
-	return s.conn.SetReadDeadline(now.Add(stall))
+	w.refreshed = now
+	return w.conn.SetReadDeadline(now.Add(stall))
 }
 
 // interrupt makes the reader return soon, now and for good. Writing goes on.
-func (s *stream) interrupt() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.interrupted = true
-	_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // an error means that the connection is gone, which ends the read too
+func (w *wire) interrupt() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.interrupted = true
+	_ = w.conn.SetReadDeadline(time.Unix(1, 0)) // an error means that the connection is gone, which ends the read too
 }
 
 // sendStatus tells the server that everything up to lsn may be forgotten. It
@@ -148,11 +152,11 @@ func (s *stream) sayGoodbye(now time.Time) error {
 // sendDone ends our side of the stream.
 func (s *stream) sendDone(now time.Time) error { return s.write([]byte{'c', 0, 0, 0, 4}, now) }
 
-func (s *stream) write(b []byte, now time.Time) error {
-	if err := s.conn.SetWriteDeadline(now.Add(statusTimeout)); err != nil {
+func (w *wire) write(b []byte, now time.Time) error {
+	if err := w.conn.SetWriteDeadline(now.Add(statusTimeout)); err != nil {
 		return err
 	}
-	_, err := s.conn.Write(b)
+	_, err := w.conn.Write(b)
 	return err
 }
 

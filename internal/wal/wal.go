@@ -13,7 +13,8 @@
 // The goroutines of one run, each waited for by [Source.Run]:
 //
 //	reader     one connection's stream → transactions → queue; never waits for
-//	           the destination
+//	           the destination. With [TransportPeek] it asks instead of being
+//	           sent, and acknowledges too
 //	status     one connection's status updates: on progress, on request, on a
 //	           timer
 //	deliverer  queue → batches of whole transactions → Feldera
@@ -98,6 +99,11 @@ type Config struct {
 	// Failover makes a slot that is created one that standbys mirror, which
 	// needs PostgreSQL 17.
 	Failover bool
+
+	// Transport is how the slot is read; PeekInterval the longest pause between
+	// two looks at it with TransportPeek.
+	Transport    Transport
+	PeekInterval time.Duration
 
 	// BatchRows and BatchBytes (of pgoutput) close a batch; a transaction is
 	// never split, so one that is larger makes a batch of its own.
@@ -231,6 +237,8 @@ func New(cfg Config) (*Source, error) {
 		return nil, errors.New("wal: BatchRows, BatchBytes, InFlight and MemoryLimit must be positive")
 	case cfg.SpillLimit < 0:
 		return nil, errors.New("wal: SpillLimit must not be negative")
+	case cfg.Transport == TransportPeek && cfg.PeekInterval <= 0:
+		return nil, errors.New("wal: PeekInterval must be positive")
 	case cfg.StallTimeout <= 0, cfg.ShutdownTimeout < 0:
 		return nil, errors.New("wal: StallTimeout must be positive, ShutdownTimeout not negative")
 	}

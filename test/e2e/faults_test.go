@@ -21,16 +21,27 @@ import (
 // position never goes back and never passes a row that was not completed.
 func TestPgsourceUnderFaults(t *testing.T) {
 	t.Parallel()
+	pgsourceUnderFaults(t, nil)
+}
+
+// The same when the slot is read over plain SQL.
+func TestPgsourcePeekUnderFaults(t *testing.T) {
+	t.Parallel()
+	pgsourceUnderFaults(t, map[string]string{"PGSOURCE_TRANSPORT": "peek", "PGSOURCE_PEEK_INTERVAL": "100ms"})
+}
+
+func pgsourceUnderFaults(t *testing.T, settings map[string]string) {
+	t.Helper()
 	const length = 20 * time.Second
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
 	proxy := harness.NeedProxy(t, pg.Addr())
-	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+	d := startPgsource(t, merged(merged(pgsourceEnv(pg, sim), map[string]string{
 		"PGSOURCE_DSN":            pg.DSNFor("postgres", "", "postgres", proxy.Addr()),
 		"FELDERA_REQUEST_TIMEOUT": "1s", "FELDERA_REQUEST_LIFETIME": "1s",
 		"PGSOURCE_BATCH_ROWS": "200", "PGSOURCE_BATCH_BYTES": "256KiB", "PGSOURCE_MEMORY_LIMIT": "4MiB",
-	}))
+	}), settings))
 	waitHealthy(t, d)
 
 	ctx, cancel := context.WithTimeout(t.Context(), length)
