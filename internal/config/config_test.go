@@ -83,7 +83,7 @@ func TestDefaults(t *testing.T) {
 		Tables:    TableMappings{{Schema: "public", Name: "orders", Target: "orders"}},
 		BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8, MemoryLimit: 256 << 20, SpillLimit: 4 << 30, Atomicity: Transaction,
 		Delivery: AtLeastOnce, ProgressTable: "holdfast_progress", OnLoss: Heal,
-		State: "auto",
+		State: "auto", Transport: "stream", PeekInterval: time.Second,
 		AckOn: Completed, OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop, Partitions: Stop,
 		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute, TakeoverAfter: 30 * time.Second,
 		Listen: "127.0.0.1:8081", LogLevel: "info", LogFormat: "text",

@@ -119,7 +119,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		slotSafe: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_slot_safe_wal_bytes", Help: "WAL that can be written before the slot is in danger; absent without max_slot_wal_keep_size.",
 		}, nil),
-		slotActive: gauge("pgsource_slot_active", "1 while a walsender uses the slot."),
+		slotActive: gauge("pgsource_slot_active", "1 while a walsender, or a call with PGSOURCE_TRANSPORT=peek, uses the slot."),
 		position: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_position_bytes", Help: "The LSN up to which everything has reached the rung, as a byte position in the WAL; bookmarked is what the state store holds.",
 		}, []string{"rung"}),

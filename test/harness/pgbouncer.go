@@ -52,7 +52,7 @@ func StartPgBouncer(ctx context.Context, pg *Postgres, mode string) (*PgBouncer,
 	conf := fmt.Sprintf("[databases]\n* = host=127.0.0.1 port=%d\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = trust\nauth_file = %s\npool_mode = %s\ndefault_pool_size = 3\n",
 		pg.port, p.port, users, mode)
 	for name, content := range map[string]string{"users": "\"postgres\" \"\"\n", "pgbouncer.ini": conf} {
-		if err := os.WriteFile(filepath.Join(p.dir, name), []byte(content), 0o644); err != nil { //nolint:gosec // another user reads it; it has no secret
+		if err := os.WriteFile(filepath.Join(p.dir, name), []byte(content), 0o644); err != nil {
 			return nil, errors.Join(fmt.Errorf("write %s: %w", name, err), p.Close())
 		}
 	}
