@@ -356,7 +356,17 @@ func (s *Source) DropSlot(ctx context.Context, sure func(*Slot) error) error {
 		if err != nil {
 			return err
 		}
+		reader, err := s.connectedReader(ctx, conn)
 		switch {
+		case err != nil:
+			return err
+		case !st.active && reader != 0:
+			return &decode.Refusal{
+				Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot,
+				Why:      fmt.Sprintf("process %d of the server serves a pgsource of this slot, which reads it from time to time (PGSOURCE_TRANSPORT=peek)", reader),
+				Expected: "a slot that nobody reads",
+				Do:       fmt.Sprintf("stop that pgsource first; where it is stopped and a pooler keeps its session, run: SELECT pg_terminate_backend(%d)", reader),
+			}
 		case st.active:
 			return &decode.Refusal{
 				Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot,
@@ -377,6 +387,26 @@ func (s *Source) DropSlot(ctx context.Context, sure func(*Slot) error) error {
 		}
 		return nil
 	})
+}
+
+// connectedReader gives a session of another pgsource of this slot that is no
+// walsender, 0 where there is none: one that peeks uses the slot only while a
+// call runs.
+func (s *Source) connectedReader(ctx context.Context, conn *pgx.Conn) (pid int32, err error) {
+	err = conn.QueryRow(ctx, `
+		SELECT coalesce(min(pid), 0) FROM pg_stat_activity
+		WHERE application_name ~ $1 AND application_name NOT LIKE $2 AND backend_type = 'client backend'`,
+		"^"+applicationPrefix+"[0-9a-f]{8}/"+cutName(s.cfg.Slot)+"$", applicationPrefix+s.tag+"/%").Scan(&pid)
+	if err != nil {
+		return 0, classify("look for readers of the slot", err)
+	}
+	return pid, nil
+}
+
+// cutName is what the server leaves of a slot's name in an application_name.
+func cutName(slot string) string {
+	const most = 63 - len(applicationPrefix) - len("01234567/")
+	return slot[:min(len(slot), most)]
 }
 
 // SetupSQL gives the statements that an owner of the tables runs, in this

@@ -326,11 +326,13 @@ func TestPgsourcePeekThroughAPooler(t *testing.T) {
 func TestPgsourcePeekSharesNoSlot(t *testing.T) {
 	t.Parallel()
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
-	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TRANSPORT": "peek"})
+	slot := strings.Repeat("long_", 12) + "abc" // as long as a name can be
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TRANSPORT": "peek", "PGSOURCE_SLOT": slot})
 	d := startPgsource(t, env)
 	waitHealthy(t, d)
 	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'before', 1, true)`)
-	awaitConfirmed(t, pg, currentLSN(t, pg))
+	awaitSlot(t, pg, slot, currentLSN(t, pg))
+	wants(t, runVerb(t, env, "slot", "drop", "-yes"), 65, "which reads it from time to time", "stop that pgsource first")
 
 	ctx := t.Context()
 	conn, err := pgconn.Connect(ctx, pg.DSN()+"&replication=database&application_name=intruder")
@@ -339,7 +341,7 @@ func TestPgsourcePeekSharesNoSlot(t *testing.T) {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	harness.Await(t, patience, "another reader gets the slot", func(ctx context.Context) (any, bool) {
-		err := pglogrepl.StartReplication(ctx, conn, "holdfast", 0, pglogrepl.StartReplicationOptions{PluginArgs: []string{"proto_version '1'", "publication_names 'holdfast'"}})
+		err := pglogrepl.StartReplication(ctx, conn, slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: []string{"proto_version '1'", "publication_names 'holdfast'"}})
 		return err, err == nil
 	})
 	health(t, d, "it says who has the slot", func(_ int, body string) bool {
@@ -347,7 +349,7 @@ func TestPgsourcePeekSharesNoSlot(t *testing.T) {
 	})
 	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'meanwhile', 1, true)`)
 	_ = conn.Close(ctx)
-	awaitConfirmed(t, pg, currentLSN(t, pg))
+	awaitSlot(t, pg, slot, currentLSN(t, pg))
 	assertEqualTables(t, pg, sim)
 
 	// One transaction that cannot be completed, so that the slot stays behind
@@ -356,7 +358,7 @@ func TestPgsourcePeekSharesNoSlot(t *testing.T) {
 	execSQL(t, pg, `INSERT INTO orders VALUES (3, 'held', 1, true)`)
 	waitSim(t, sim, "the row is accepted", func(v felderasim.View) bool { return v.Counters().Records >= 3 })
 	harness.Await(t, patience, "somebody moves the slot", func(ctx context.Context) (any, bool) {
-		err := pg.Exec(ctx, `SELECT pg_replication_slot_advance('holdfast', pg_current_wal_lsn())`)
+		err := pg.Exec(ctx, `SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())`, slot)
 		return err, err == nil
 	})
 	sim.ReleaseCompletion() // what it could tell now would hide the gap
