@@ -121,6 +121,10 @@ soak: setup ## random faults on both daemons for MINUTES (5), from a printed SEE
 retention: setup ## an idle publication while much WAL is written elsewhere (RETENTION_MB=1024): what the slot holds back
 	RETENTION_MB=$(or $(RETENTION_MB),1024) $(GO_TEST) -v -run '^TestPgsourceRetainedWAL$$' ./test/e2e
 
+.PHONY: replay
+replay: setup ## record traffic and play it twice (DIR=folder with PGSOURCE_… and KAFKASINK_… set: yours)
+	go run ./test/replay $(if $(DIR),-dir '$(DIR)') $(if $(VERB),$(VERB))
+
 .PHONY: demo
 demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
 	go run ./test/demo

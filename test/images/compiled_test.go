@@ -65,4 +65,3 @@ tar -C "$1" -c . | "$2" import --change 'ENV PATH=/usr/local/go/bin:/bin GOPATH=
 	}
 	return name
 }
-
