@@ -28,17 +28,30 @@ func (s *sink) clusterName(ctx context.Context) (name string, err error) {
 	return name, err
 }
 
+// askedCluster gives the cluster's name where something needs it: the record of
+// owners, or rows that are told apart by where they stand.
+func (s *sink) askedCluster(ctx context.Context, schema *feldera.Schema) (string, error) {
+	_, err := schema.Table(s.c.ProgressTable)
+	needed := err == nil
+	for _, topic := range s.topics {
+		if table, err := schema.Table(topic.Table); err == nil {
+			identity, err := table.Identity()
+			needed = needed || identity && err == nil
+		}
+	}
+	if !needed {
+		return "", nil
+	}
+	return s.clusterName(ctx)
+}
+
 // own says in the pipeline that the group feeds the tables, before a row is
 // sent: a pgsource that takes away rows, whoever wrote them, must not meet
 // ours. All members of the group say the same.
-func (s *sink) own(ctx context.Context, schema *feldera.Schema) error {
+func (s *sink) own(ctx context.Context, schema *feldera.Schema, cluster string) error {
 	if _, err := schema.Table(s.c.ProgressTable); err != nil {
 		s.rt.Health.Set(checkOwners, ops.Check{OK: true, Message: "who feeds the tables is not recorded, since the pipeline has no table for it"})
 		return nil //nolint:nilerr // the program has no such table: there is no record
-	}
-	cluster, err := s.clusterName(ctx)
-	if err != nil {
-		return err
 	}
 	owners, err := s.pipeline.Owners(schema, s.c.ProgressTable, feldera.KafkasinkOwner(cluster, s.c.Group))
 	if err != nil {

@@ -222,7 +222,11 @@ func (s *sink) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.own(ctx, schema); err != nil {
+	cluster, err := s.askedCluster(ctx, schema)
+	if err == nil {
+		err = s.own(ctx, schema, cluster)
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // told to stop
 		}
@@ -243,6 +247,7 @@ func (s *sink) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	cfg.Cluster = cluster
 	consumer, err := partition.New(cfg)
 	if err != nil {
 		return err
@@ -307,6 +312,9 @@ func (s *sink) routes(schema *feldera.Schema, over func(what string)) ([]partiti
 	for _, topic := range s.topics {
 		table, err := schema.Table(topic.Table)
 		if err != nil {
+			return nil, err
+		}
+		if _, err := table.Identity(); err != nil {
 			return nil, err
 		}
 		to := destinations[table.Spelling()]

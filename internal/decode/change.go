@@ -147,7 +147,7 @@ func (r *Relation) String() string {
 }
 
 // Position is where a change stands in its source. Exactly one of the two
-// halves is used.
+// halves, LSN or Kafka record, is used.
 type Position struct {
 	// LSN is the end LSN of the transaction's commit, for Postgres.
 	LSN uint64
@@ -155,6 +155,12 @@ type Position struct {
 	Topic     string
 	Partition int32
 	Offset    int64
+	// Source names the source among all that can feed a table: system
+	// identifier, slot and table; or topic and topic id. Sequence counts the
+	// table's rows in the transaction, or the record's, from 1. Both are the same
+	// each time that the change is read, and are left out where nobody asks.
+	Source   string
+	Sequence uint64
 }
 
 // String gives "LSN 0/16B3748" or "orders[3]@1042": the form used in errors.

@@ -83,7 +83,9 @@ type Encoder struct {
 	rel    *decode.Relation
 	policy Policy
 	cols   []encColumn // those with a source, in the table's order
-	keys   []int       // into cols; empty for a table without a primary key
+	keys   []int       // into cols; empty for a table without a primary key of its source's
+	// identity are the columns that the daemon fills; nil where it fills none.
+	identity []identityColumn
 	// extra are the source columns that the table lacks and the policy ignores.
 	extra []string
 }
@@ -124,9 +126,15 @@ func NewEncoder(t *Table, rel *decode.Relation, p Policy) (*Encoder, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := e.identify(sources); err != nil {
+		return nil, err
+	}
 	for i := range t.Columns {
 		col := &t.Columns[i]
 		source := sources[i]
+		if e.identity != nil && col.Key {
+			continue
+		}
 		if source < 0 {
 			if col.Key {
 				return nil, e.misfit(
@@ -177,6 +185,9 @@ func (e *Encoder) Ignored() []string { return slices.Clone(e.extra) }
 func (e *Encoder) Missing() (missing []string) {
 	for i := range e.table.Columns {
 		name := e.table.Columns[i].Name
+		if e.identity != nil && e.table.Columns[i].Key {
+			continue
+		}
 		if !slices.ContainsFunc(e.cols, func(c encColumn) bool { return c.plan.name == name }) {
 			missing = append(missing, name)
 		}
@@ -230,7 +241,7 @@ func (e *Encoder) match() ([]int, error) {
 
 // checkKey compares the table's primary key with the source's.
 func (e *Encoder) checkKey() error {
-	if !e.table.HasKey() || (e.rel.Identity != decode.IdentityDefault && e.rel.Identity != decode.IdentityIndex) {
+	if !e.table.HasKey() || e.identity != nil || (e.rel.Identity != decode.IdentityDefault && e.rel.Identity != decode.IdentityIndex) {
 		return nil // FULL marks every column, NOTHING none
 	}
 	var source []string
@@ -327,10 +338,19 @@ func (e *Encoder) encode(a *Array, ch *decode.OrderChange) *problem {
 	}
 	switch ch.Op {
 	case decode.Insert:
+		if e.identity != nil {
+			return e.insertIdentified(a, ch)
+		}
 		return e.insert(a, ch.After, nil)
 	case decode.Update:
+		if p := e.onlyInserts(); p != nil {
+			return p
+		}
 		return e.update(a, ch)
 	case decode.Delete:
+		if p := e.onlyInserts(); p != nil {
+			return p
+		}
 		return e.delete(a, ch.Before)
 	case decode.Truncate:
 		return &problem{reason: decode.ReasonUnsupported, why: "a truncation is no row", expected: "a caller that deals with truncation", do: "set PGSOURCE_TRUNCATE=ignore"}
@@ -342,6 +362,26 @@ func (e *Encoder) encode(a *Array, ch *decode.OrderChange) *problem {
 // the source gave the old row. An Absent one is NULL: the source's image of
 // the row is whole and has no such field.
 func (e *Encoder) insert(a *Array, row, fill []decode.Value) *problem {
+	if p := e.openInsert(a, row, fill); p != nil {
+		return p
+	}
+	a.closeElement()
+	return nil
+}
+
+// insertIdentified is insert for a table whose key the daemon fills.
+func (e *Encoder) insertIdentified(a *Array, ch *decode.OrderChange) *problem {
+	if p := e.openInsert(a, ch.After, nil); p != nil {
+		return p
+	}
+	if p := e.identityMembers(a, &ch.Position); p != nil {
+		return p
+	}
+	a.closeElement()
+	return nil
+}
+
+func (e *Encoder) openInsert(a *Array, row, fill []decode.Value) *problem {
 	if row == nil {
 		return &problem{reason: decode.ReasonMalformed, why: "it carries no new row"}
 	}
@@ -358,7 +398,6 @@ func (e *Encoder) insert(a *Array, row, fill []decode.Value) *problem {
 			return p
 		}
 	}
-	a.closeElement()
 	return nil
 }
 

@@ -364,6 +364,17 @@ func (d *TableDef) differences(s *Schema, p Policy) []Difference {
 	if !ok {
 		return append(out, Difference{Kind: DifferenceTable, SQL: d.SQL(), Text: "the program has no such table"})
 	}
+	identity, err := t.Identity()
+	switch wanted := slices.Equal(d.Key, IdentityKey()); {
+	case err != nil:
+		return append(out, Difference{Kind: DifferenceKey, Pipeline: list(t.KeyNames()), SQL: d.SQL(), Text: err.Error()})
+	case identity && !wanted:
+		text := "the table has identity columns as its PRIMARY KEY, and the source has a key of its own"
+		if len(d.Key) == 0 {
+			text = "the table has identity columns as its PRIMARY KEY, which take inserts alone, and the source publishes updates and deletes"
+		}
+		return append(out, Difference{Kind: DifferenceKey, Source: list(d.Key), Pipeline: list(t.KeyNames()), SQL: d.SQL(), Text: text})
+	}
 	sourced := make([]bool, len(t.Columns))
 	for i := range d.Columns {
 		c := &d.Columns[i]
@@ -375,6 +386,9 @@ func (d *TableDef) differences(s *Schema, p Policy) []Difference {
 			continue
 		}
 		sourced[at] = true
+		if identity && t.Columns[at].Key {
+			continue // it was looked at as a whole
+		}
 		have := &t.Columns[at].Type
 		both := Difference{Column: c.Name, Source: c.SourceType, Pipeline: have.String(), SQL: c.SQL()}
 		if !c.heldBy(have) {

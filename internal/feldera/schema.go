@@ -500,11 +500,16 @@ func (t *Table) find(name string) int {
 }
 
 // Relation gives the table's own columns and key as the shape of a source, for
-// formats that decode straight to the table. Each call makes a new one.
+// formats that decode straight to the table: without the columns that the
+// daemon fills, and then without a key. Each call makes a new one.
 func (t *Table) Relation() *decode.Relation {
-	rel := &decode.Relation{Name: t.Name, Identity: decode.IdentityDefault, Columns: make([]decode.Column, len(t.Columns))}
+	rel := &decode.Relation{Name: t.Name, Identity: decode.IdentityDefault, Columns: make([]decode.Column, 0, len(t.Columns))}
+	identity, err := t.Identity()
 	for i := range t.Columns {
-		rel.Columns[i] = decode.Column{Name: t.Columns[i].Name, Key: t.Columns[i].Key}
+		if identity && err == nil && t.Columns[i].Key {
+			continue
+		}
+		rel.Columns = append(rel.Columns, decode.Column{Name: t.Columns[i].Name, Key: t.Columns[i].Key})
 	}
 	return rel
 }

@@ -314,10 +314,20 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 	}
 }
 
+// sourceOf names a topic among all that can feed a table. The id tells it from
+// one that had its name before, whose offsets were the same. The group is no
+// part of it: the record is the same one, whoever reads it.
+func (s *session) sourceOf(topic string, id [16]byte) string {
+	if id == noTopicID {
+		return topic + "@" + s.cfg.Cluster
+	}
+	return topic + "@" + topicIDText(id)
+}
+
 // enter makes a lane the partition's own, in place of one that was there.
 func (s *session) enter(l *lane.Lane, waits string) *held {
 	route := s.routes[l.Topic()]
-	h := &held{place: place{l.Topic(), l.Partition()}, lane: l, route: route, sender: s.senders[route.Destination], waits: waits}
+	h := &held{place: place{l.Topic(), l.Partition()}, lane: l, route: route, sender: s.senders[route.Destination], source: s.sourceOf(l.Topic(), l.TopicID()), waits: waits}
 	s.mu.Lock()
 	old := s.lanes[h.place]
 	s.mu.Unlock()

@@ -123,6 +123,9 @@ type Config struct {
 	Version string
 	Routes  []Route
 	Watcher Watcher
+	// Cluster is the cluster's name, for tables with identity columns: brokers
+	// that give topics no id have no other way to tell theirs from another's.
+	Cluster string
 	// Incarnation of the pipeline at the session's start, for the notes that
 	// are committed with the offsets; "" if unknown.
 	Incarnation string

@@ -358,6 +358,7 @@ func (t *sender) add(h *held, r *lane.Record) error {
 	pos := decode.Position{Topic: h.topic, Partition: h.partition, Offset: r.Offset}
 	ch, err := h.route.Decoder.Decode(&decode.Record{Key: r.Key, Value: r.Value, Headers: r.Headers, Time: r.Time, Position: pos})
 	if err == nil && ch != nil {
+		ch.Position.Source, ch.Position.Sequence = h.source, 1 // a record gives one row
 		err = t.array.Add(ch)
 	}
 	return err

@@ -112,6 +112,8 @@ type held struct {
 	lane   *lane.Lane
 	route  *Route
 	sender *sender
+	// source names the topic among all that can feed the table.
+	source string
 
 	// The rest is under session.mu.
 

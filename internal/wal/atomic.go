@@ -400,6 +400,7 @@ func (d *deliverer) inRequests(ctx context.Context, tx *transaction, send func(*
 	for _, out := range d.outputs {
 		out.empty()
 	}
+	d.countAnew()
 	d.superseded = nil
 	if d.empties(tx) {
 		d.superseded = maps.Clone(tx.truncated)

@@ -289,12 +289,7 @@ func DescribeTables(ctx context.Context, cfg DDLConfig) ([]feldera.TableDef, err
 func describeTable(ctx context.Context, conn *pgx.Conn, publication string, t Table) (*feldera.TableDef, error) {
 	rel := &decode.Relation{Schema: t.Schema, Name: t.Name}
 	if _, err := catalogueRelation(ctx, conn, t); err != nil {
-		// It refuses what is no table. A table without identity is what this
-		// is for: everything about it is read below.
-		refused, ok := errors.AsType[*decode.Refusal](err)
-		if !ok || refused.Reason != decode.ReasonIdentity {
-			return nil, err
-		}
+		return nil, err // it is no table
 	}
 	var identity string
 	err := conn.QueryRow(ctx, `
@@ -443,23 +438,37 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
+// identifyRows gives the table identity columns.
+func identifyRows(d *feldera.TableDef) {
+	d.Notes = append(d.Notes, "its rows are identified by where each one stands in the WAL: only inserts can be carried, and once it is published, Postgres refuses updates and deletes of it")
+	d.Key = feldera.IdentityKey()
+	for _, c := range d.Columns {
+		if slices.Contains(d.Key, strings.ToLower(c.Name)) {
+			d.Unusable = fmt.Sprintf("its column %q has a name that Holdfast fills where there is no key; rename it", c.Name)
+		}
+	}
+	d.Columns = append(d.Columns, feldera.IdentityColumns()...)
+}
+
 // judge says what cannot work with the table as a whole.
 func judge(d *feldera.TableDef, t Table) {
 	name := quoteIdentifier(t.Schema) + "." + quoteIdentifier(t.Name)
 	addKey := "ALTER TABLE " + name + " ADD PRIMARY KEY (…)"
 	full := "ALTER TABLE " + name + " REPLICA IDENTITY FULL"
-	identity := d.Relation.Identity
+	identity, keyless := d.Relation.Identity, false
 	switch {
 	case identity == decode.IdentityFull && len(d.Key) == 0:
 		d.Notes = append(d.Notes,
 			"no primary key: Feldera counts equal rows, and rows that are sent again after a crash count twice. Either "+addKey+
-				" in the source and write this again, or add here a PRIMARY KEY over columns that are unique and NOT NULL")
+				" in the source and write this again, or add here a PRIMARY KEY over columns that are unique and NOT NULL; or, if rows are only ever inserted, "+
+				"ALTER TABLE "+name+" REPLICA IDENTITY NOTHING and write this again")
 	case identity == decode.IdentityNothing && len(d.Key) > 0:
-		d.Unusable = "its replica identity is NOTHING, so Postgres refuses its updates and deletes once it is published; either ALTER TABLE " + name +
-			" REPLICA IDENTITY DEFAULT, or " + full
+		d.Notes = append(d.Notes, "its replica identity is NOTHING, so its primary key identifies nothing in the stream; if rows are updated or deleted, ALTER TABLE "+name+
+			" REPLICA IDENTITY DEFAULT and write this again")
+		keyless = true
 	case len(d.Key) == 0 && identity != decode.IdentityFull:
-		d.Unusable = "it has no usable key, so Postgres refuses its updates and deletes once it is published; either " + addKey +
-			", or " + full + ", whose rows Feldera then counts without a key"
+		d.Notes = append(d.Notes, "no key: if rows are updated or deleted, either "+addKey+" or "+full+" and write this again")
+		keyless = true
 	}
 	lower := make(map[string]string, len(d.Columns))
 	for i := range d.Columns {
@@ -474,5 +483,8 @@ func judge(d *feldera.TableDef, t Table) {
 	}
 	if len(d.Columns) == 0 {
 		d.Unusable = "it has no columns"
+	}
+	if keyless {
+		identifyRows(d)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -179,8 +180,9 @@ func TestJudge(t *testing.T) {
 	}{
 		{"a key", def(decode.IdentityDefault, "t", []string{"id"}, "id"), nil},
 		{"whole rows", def(decode.IdentityFull, "t", nil, "id"), nil},
-		{"no key", def(decode.IdentityDefault, "t", nil, "id"), []string{`ALTER TABLE "s"."T" ADD PRIMARY KEY`, "REPLICA IDENTITY FULL"}},
-		{"identity nothing", def(decode.IdentityNothing, "t", []string{"id"}, "id"), []string{"REPLICA IDENTITY DEFAULT"}},
+		{"no key", def(decode.IdentityDefault, "t", nil, "id"), nil},
+		{"identity nothing", def(decode.IdentityNothing, "t", []string{"id"}, "id"), nil},
+		{"no key, and a name of ours", def(decode.IdentityDefault, "t", nil, "id", "Holdfast_Source"), []string{"Holdfast_Source", "rename"}},
 		{"case alone", def(decode.IdentityDefault, "t", []string{"id"}, "id", "Id"), []string{"case alone"}},
 		{"a name of theirs", def(decode.IdentityDefault, "Feldera_x", []string{"id"}, "id"), []string{"PGSOURCE_TABLES"}},
 		{"no columns", def(decode.IdentityFull, "t", nil), []string{"no columns"}},
@@ -192,6 +194,23 @@ func TestJudge(t *testing.T) {
 		for _, part := range c.says {
 			if !strings.Contains(c.def.Unusable, part) {
 				t.Errorf("%s: %q does not say %q", c.name, c.def.Unusable, part)
+			}
+		}
+	}
+	for _, c := range []struct {
+		def  *feldera.TableDef
+		says []string
+	}{
+		{def(decode.IdentityDefault, "t", nil, "id"), []string{`ALTER TABLE "s"."T" ADD PRIMARY KEY`, "REPLICA IDENTITY FULL", "only inserts"}},
+		{def(decode.IdentityNothing, "t", []string{"id"}, "id"), []string{"REPLICA IDENTITY DEFAULT", "only inserts"}},
+	} {
+		judge(c.def, Table{Schema: "s", Name: "T"})
+		if !slices.Equal(c.def.Key, feldera.IdentityKey()) || len(c.def.Columns) != 5 {
+			t.Errorf("%q %+v", c.def.Key, c.def.Columns)
+		}
+		for _, part := range c.says {
+			if said := strings.Join(c.def.Notes, "\n"); !strings.Contains(said, part) {
+				t.Errorf("%q does not say %q", said, part)
 			}
 		}
 	}

@@ -94,6 +94,8 @@ type output struct {
 	// through is how many rows the array has up to the end of each transaction
 	// of the batch.
 	through []int
+	// sequence counts the rows of the transaction that is being encoded.
+	sequence uint64
 }
 
 type rowCount struct {
@@ -413,6 +415,7 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 		if d.empties(tx) {
 			d.superseded = maps.Clone(tx.truncated)
 		}
+		d.countAnew()
 		err := tx.each(func(msg []byte) error { return d.row(work, msg, tx) })
 		for n, out := range d.outputs {
 			switch {

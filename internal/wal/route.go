@@ -15,6 +15,8 @@ type route struct {
 	rel     *decode.Relation
 	encoder *feldera.Encoder
 	out     *output
+	// source names the relation among all that can feed the table.
+	source string
 }
 
 // row takes one message of a transaction.
@@ -45,10 +47,11 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 		if r == nil || r.rel != m.Change.Relation {
 			return at(fmt.Errorf("broken invariant: relation %s has no route", m.Change.Relation), tx)
 		}
+		r.out.sequence++
 		if d.superseded[r.rel.ID] > 0 {
 			return nil // a TRUNCATE later in the transaction takes it away
 		}
-		m.Change.Position = decode.Position{LSN: tx.end}
+		m.Change.Position = decode.Position{LSN: tx.end, Source: r.source, Sequence: r.out.sequence}
 		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
 			return at(err, tx)
 		}
@@ -86,7 +89,7 @@ func (d *deliverer) setRoute(work context.Context, rel *decode.Relation, tx *tra
 	}
 	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))
 	d.cfg.Metrics.absentColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Missing())))
-	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table)}
+	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table), source: d.a.sourceOf(rel)}
 	if !d.rehearsing {
 		d.showShapes()
 	}

@@ -194,20 +194,14 @@ func (s *Source) checkTables(ctx context.Context, conn *pgx.Conn, r *ready) erro
 			r.oids, r.shapes = make(map[tableName]uint32), make(map[tableName]*decode.Relation)
 		}
 		r.oids[nameOf(rel)], r.shapes[nameOf(rel)] = rel.ID, rel
+		if err := checkIdentity(rel, r.tables[nameOf(rel)]); err != nil {
+			return err
+		}
 		if err := s.checkPartitions(ctx, conn, r, rel); err != nil {
 			return err
 		}
 		if err := checkUnique(ctx, conn, rel, r.tables[nameOf(rel)].KeyNames()); err != nil {
 			return err
-		}
-		if target := r.tables[nameOf(rel)]; !target.HasKey() && rel.Identity != decode.IdentityFull {
-			return &decode.Refusal{
-				Reason: decode.ReasonIdentity, What: "source table", Where: rel.String(),
-				Why:      fmt.Sprintf("the Feldera table %s has no PRIMARY KEY, so an update or delete needs the whole old row, which the stream carries only under REPLICA IDENTITY FULL", target.Spelling()),
-				Expected: "a key on the Feldera table, or whole old rows",
-				Do: fmt.Sprintf("declare the PRIMARY KEY in Feldera; or ALTER TABLE %s.%s REPLICA IDENTITY FULL, which helps only changes made after it, and accept duplicates after a crash",
-					quoteIdentifier(t.Schema), quoteIdentifier(t.Name)),
-			}
 		}
 		if err := s.checkHidden(ctx, conn, rel, r.tables[nameOf(rel)]); err != nil {
 			return err
@@ -372,7 +366,6 @@ func catalogueRelation(ctx context.Context, conn *pgx.Conn, t Table) (*decode.Re
 		return nil, classify("look up the columns of "+rel.String(), err)
 	}
 	defer rows.Close()
-	keyed := false
 	for rows.Next() {
 		var col decode.Column
 		if err := rows.Scan(&col.Name, &col.TypeOID, &col.TypeModifier); err != nil {
@@ -385,20 +378,10 @@ func catalogueRelation(ctx context.Context, conn *pgx.Conn, t Table) (*decode.Re
 			col.Key = slices.Contains(key, col.Name)
 		case decode.IdentityNothing:
 		}
-		keyed = keyed || col.Key
 		rel.Columns = append(rel.Columns, col)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, classify("look up the columns of "+rel.String(), err)
-	}
-	if !keyed {
-		return nil, &decode.Refusal{
-			Reason: decode.ReasonIdentity, What: "source table", Where: rel.String(),
-			Why:      "it has no usable replica identity, so Postgres would refuse its updates and deletes once it is published",
-			Expected: "a primary key, or REPLICA IDENTITY FULL",
-			Do: fmt.Sprintf("ALTER TABLE %s.%s REPLICA IDENTITY FULL, or give it a primary key",
-				quoteIdentifier(t.Schema), quoteIdentifier(t.Name)),
-		}
 	}
 	return rel, nil
 }

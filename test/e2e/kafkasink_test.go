@@ -39,6 +39,7 @@ func TestKafkasink(t *testing.T) {
 		"says that the pipeline restarted":     sinkPipelineRestarted,
 		"waits for Feldera":                    sinkWaitsForFeldera,
 		"passes aborted records and markers":   sinkPassesMarkers,
+		"rows without a key have an identity":  sinkIdentity,
 		"bad settings":                         sinkBadSettings,
 		"a gap by retention stops, in numbers": sinkGap,
 		"all stopped exits":                    sinkAllStoppedExits,

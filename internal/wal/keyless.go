@@ -1,0 +1,75 @@
+package wal
+
+import (
+	"fmt"
+	"strings"
+
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// This file is about source tables without a key. Feldera can have them in
+// three ways: not at all; as a bag of equal rows, which needs whole old rows
+// (REPLICA IDENTITY FULL) and counts a row twice that is sent twice; or, if rows
+// are only ever inserted, under identity columns, which say where a row stood
+// in the WAL and so are the same each time that it is sent.
+
+// sourceOf names a relation among all that can feed a table. The slot is part
+// of it: two slots of one table can have different rows of a transaction, by
+// the row filters of their publications, and would count them alike.
+func (a *attempt) sourceOf(rel *decode.Relation) string {
+	return a.ready.identity.system + "/" + a.s.cfg.Slot + "/" + rel.String()
+}
+
+// countAnew begins a transaction: its rows are counted for each table by
+// itself. Rows of other tables must not matter: which of those the stream has
+// can differ from one reading to the next, when the publication was changed
+// while the transaction ran.
+func (d *deliverer) countAnew() {
+	for _, out := range d.outputs {
+		out.sequence = 0
+	}
+}
+
+// checkIdentity holds what identifies a row in the source against what does in
+// Feldera, before streaming.
+func checkIdentity(rel *decode.Relation, target *feldera.Table) error {
+	identity, err := target.Identity()
+	if err != nil {
+		return err
+	}
+	var key []string
+	for i := range rel.Columns {
+		if rel.Columns[i].Key {
+			key = append(key, rel.Columns[i].Name)
+		}
+	}
+	name := nameOf(rel).String()
+	full := "ALTER TABLE " + name + " REPLICA IDENTITY FULL"
+	nothing := "if its rows are only ever inserted, ALTER TABLE " + name + " REPLICA IDENTITY NOTHING, after which Postgres itself refuses updates and deletes of it"
+	refuse := func(why, expected, do string) error {
+		return &decode.Refusal{Reason: decode.ReasonIdentity, What: "source table", Where: rel.String(), Why: why, Expected: expected, Do: do}
+	}
+	keys := strings.Join(feldera.IdentityKey(), ", ")
+	switch {
+	case identity && rel.Identity == decode.IdentityFull:
+		return refuse(fmt.Sprintf("its updates and deletes are published, and the Feldera table %s identifies rows by where each one stood in the WAL; the old row that comes with an update stands elsewhere, and does not tell which of several equal rows it means", target.Spelling()),
+			"a source table that takes inserts alone, for a PRIMARY KEY of identity columns",
+			nothing+"; or take the identity columns out of the Feldera table and accept that rows which are sent again after a crash count twice")
+	case identity && len(key) > 0:
+		return refuse(fmt.Sprintf("it has a key, (%s), and the Feldera table %s identifies rows by where each one stood in the WAL, under which an update would be one row more", strings.Join(key, ", "), target.Spelling()),
+			"identity columns for tables without a key alone",
+			fmt.Sprintf("declare PRIMARY KEY (%s) in Feldera in place of the identity columns; or, %s", strings.Join(key, ", "), nothing))
+	case identity:
+		return nil
+	case len(key) == 0:
+		return refuse("it has no usable replica identity, so Postgres would refuse its updates and deletes once it is published",
+			"a primary key; REPLICA IDENTITY FULL; or, for a table that only takes inserts, a Feldera table with identity columns",
+			fmt.Sprintf("%s, or give it a primary key; or, if its rows are only ever inserted, declare in Feldera PRIMARY KEY (%s), as pgsource feldera-sql prints it", full, keys))
+	case !target.HasKey() && rel.Identity != decode.IdentityFull:
+		return refuse(fmt.Sprintf("the Feldera table %s has no PRIMARY KEY, so an update or delete needs the whole old row, which the stream carries only under REPLICA IDENTITY FULL", target.Spelling()),
+			"a key on the Feldera table, or whole old rows",
+			fmt.Sprintf("declare the PRIMARY KEY in Feldera; or %s, which helps only changes made after it, and accept duplicates after a crash", full))
+	}
+	return nil
+}
