@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -317,15 +318,7 @@ func (s *Source) connectionConfig() (*pgconn.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read PGSOURCE_DSN: %w", err)
 	}
-	cfg, err := pinnedConfig(dsn, s.cfg.StallTimeout, s.applicationName())
-	if err == nil && s.cfg.Transport == TransportPeek {
-		for name := range pinned {
-			if !slices.Contains(pooled, name) {
-				delete(cfg.RuntimeParams, name) // set in each transaction that matters: see peekSession
-			}
-		}
-	}
-	return cfg, err
+	return pinnedConfig(dsn, s.cfg.StallTimeout, s.applicationName())
 }
 
 // pinnedConfig reads a connection string for a session that is as we need it.
@@ -341,18 +334,83 @@ func pinnedConfig(dsn string, silence time.Duration, application string) (*pgcon
 	return cfg, nil
 }
 
-// connect opens a connection for looking things up.
+// connect opens a connection for looking things up. Behind a pooler that does
+// not take all the settings that are pinned, it does without the others: what
+// reads rows or messages over it calls pinTransaction.
 func (s *Source) connect(ctx context.Context) (*pgx.Conn, error) {
 	base, err := s.connectionConfig()
 	if err != nil {
 		return nil, err
 	}
+	if s.pooler.Load() {
+		asPooled(base)
+	}
 	conn, err := openPlain(ctx, base)
+	if err != nil && s.cfg.Transport == TransportPeek && !s.pooler.Load() && unknownSetting(err) {
+		s.pooler.Store(true)
+		asPooled(base)
+		conn, err = openPlain(ctx, base)
+	}
 	if err != nil {
 		return nil, s.excuse(connectFailure("connect to Postgres", base, err))
 	}
+	if s.pooler.Load() {
+		conn.PgConn().CustomData()[unpinned] = true
+	}
 	s.connected.Store(true)
 	return conn, nil
+}
+
+// unpinned marks a connection that began without some of the settings.
+const unpinned = "unpinned"
+
+// asPooled leaves the settings out that a pooler does not take.
+func asPooled(cfg *pgconn.Config) {
+	for name := range pinned {
+		if !slices.Contains(pooled, name) {
+			delete(cfg.RuntimeParams, name)
+		}
+	}
+}
+
+// unknownSetting tells whether a pooler has refused a setting: its words, since
+// it gives no code of its own.
+func unknownSetting(err error) bool {
+	return slices.ContainsFunc(attempts(err), func(err error) bool {
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		return ok && strings.Contains(pgErr.Message, "unsupported startup parameter")
+	})
+}
+
+// pinTransaction makes up, in the transaction that is open on conn, for the
+// settings with which it did not begin. Without them the text of values would
+// be as role, database or an earlier client of the pooler want it.
+func pinTransaction(ctx context.Context, conn *pgx.Conn) error {
+	if conn.PgConn().CustomData()[unpinned] == nil {
+		return nil
+	}
+	if _, err := conn.Exec(ctx, pinTextSQL); err != nil {
+		return classify("set what the text of values looks like", err)
+	}
+	return nil
+}
+
+// pinSQL sets everything that is pinned for the transaction that is open,
+// pinTextSQL what decides about the text of values. transaction_timeout is of
+// PostgreSQL 17.
+var (
+	pinSQL     = setLocalSQL(func(string) bool { return true }) + ", (SELECT set_config('transaction_timeout', '0', true) WHERE current_setting('transaction_timeout', true) IS NOT NULL)"
+	pinTextSQL = setLocalSQL(func(name string) bool { return !strings.HasSuffix(name, "_timeout") })
+)
+
+func setLocalSQL(which func(name string) bool) string {
+	var settings []string
+	for _, name := range slices.Sorted(maps.Keys(pinned)) {
+		if which(name) {
+			settings = append(settings, fmt.Sprintf("set_config(%s, %s, true)", quoteLiteral(name), quoteLiteral(pinned[name])))
+		}
+	}
+	return "SELECT " + strings.Join(settings, ", ")
 }
 
 // openPlain opens a connection for queries by the simple protocol.

@@ -75,6 +75,7 @@ func (s *Source) openPeek(ctx context.Context, r *ready) (*peekSession, error) {
 	if err != nil {
 		return nil, err
 	}
+	asPooled(cfg) // each transaction sets the rest
 	cfg.BuildFrontend = boundedFrontend
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -187,21 +188,14 @@ type peekFacts struct {
 }
 
 // beginSQL begins a transaction that is as we need it, and asks for the facts.
-// The settings are made by name, since transaction_timeout is of PostgreSQL 17.
 func (p *peekSession) beginSQL(readOnly bool) string {
-	var b strings.Builder
-	b.WriteString("BEGIN ISOLATION LEVEL READ COMMITTED")
+	begin := "BEGIN ISOLATION LEVEL READ COMMITTED"
 	if readOnly {
-		b.WriteString(" READ ONLY")
+		begin += " READ ONLY"
 	}
-	b.WriteString("; SELECT count(set_config(name, value, true)) FROM (VALUES ('transaction_timeout', '0')")
-	for name, value := range pinned {
-		fmt.Fprintf(&b, ", (%s, %s)", quoteLiteral(name), quoteLiteral(value))
-	}
-	b.WriteString(`) AS wanted (name, value) WHERE current_setting(name, true) IS NOT NULL;
-		SELECT pg_backend_pid()::text, ` + identitySQL + `, (SELECT CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_flush_lsn() END)::text,
-		       (extract(epoch FROM clock_timestamp()) * 1000000)::int8::text, ` + p.confirmedSQL())
-	return b.String()
+	return begin + "; " + pinSQL + `;
+		SELECT 'facts', pg_backend_pid()::text, ` + identitySQL + `, (SELECT CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_flush_lsn() END)::text,
+		       (extract(epoch FROM clock_timestamp()) * 1000000)::int8::text, ` + p.confirmedSQL()
 }
 
 // confirmedSQL gives the slot's position as text, NULL where there is no slot.
@@ -215,8 +209,8 @@ func (p *peekSession) begin(ctx context.Context, readOnly bool) (*peekFacts, err
 	var f *peekFacts
 	p.pid = 0
 	err := p.run(ctx, p.beginSQL(readOnly), func(values [][]byte) (err error) {
-		if len(values) > 1 { // else the count of settings
-			f, err = p.readFacts(values)
+		if string(values[0]) == "facts" { // else what was set
+			f, err = p.readFacts(values[1:])
 		}
 		return err
 	})

@@ -197,7 +197,17 @@ func (s *Source) writeDeadLetter(ctx context.Context, st *State, path string) (r
 		}
 	}()
 	letter := &deadLetter{file: f, out: bufio.NewWriterSize(f, 1<<16), decoder: decode.NewPgOutput(), refused: st.Refused, state: st}
-	err = s.look(ctx, func(_ context.Context, conn *pgx.Conn) error { return s.peek(ctx, conn, st.Refused.End, letter.take) })
+	err = s.look(ctx, func(_ context.Context, conn *pgx.Conn) error {
+		tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
+		if err != nil {
+			return classify("begin to read the slot", err)
+		}
+		defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
+		if err := pinTransaction(ctx, conn); err != nil {
+			return err
+		}
+		return s.peek(ctx, conn, st.Refused.End, letter.take)
+	})
 	if err == nil && !letter.found {
 		err = &decode.Refusal{
 			Reason: decode.ReasonGap, What: "transaction", Where: "LSN " + st.Refused.End.String(), Why: "the slot does not have it any more",

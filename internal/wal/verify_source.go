@@ -207,6 +207,9 @@ func snapshot(ctx context.Context, conn *pgx.Conn, fn func(ctx context.Context, 
 		return 0, classify("begin to read", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
+	if err := pinTransaction(ctx, conn); err != nil {
+		return 0, err
+	}
 	if err := fn(ctx, tx); err != nil {
 		return 0, err
 	}

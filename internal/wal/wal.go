@@ -207,6 +207,9 @@ type Source struct {
 	alone atomic.Bool
 	// connected: the server has let this process in once.
 	connected atomic.Bool
+	// pooler: what answers is a pooler that does not take every setting at the
+	// start of a session.
+	pooler atomic.Bool
 	// restarted: the pipeline has restarted since an attempt of this process has
 	// claimed the progress table.
 	restarted atomic.Bool

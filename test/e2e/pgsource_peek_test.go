@@ -315,6 +315,10 @@ func TestPgsourcePeekThroughAPooler(t *testing.T) {
 		awaitConfirmed(t, pg, currentLSN(t, pg))
 		assertEqualTables(t, pg, sim)
 	}
+	// Other reads of rows behind the pooler have the same text.
+	if got := runVerb(t, env, "verify"); got.ExitCode != 0 {
+		t.Errorf("verify ends with %d:\n%s%s", got.ExitCode, got.Stdout, got.Stderr)
+	}
 	stopClean(t, d)
 	if n := walsender(t, pg); n != 0 {
 		t.Errorf("process %d uses the slot after the stop", n)
