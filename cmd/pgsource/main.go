@@ -43,6 +43,7 @@ func program() ops.Program {
 			verifyVerb(),
 			skipVerb(),
 			publicationVerb(),
+			transactionVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
 				c, err := config.LoadPGSource(environ)
 				if err != nil {

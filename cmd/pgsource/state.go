@@ -164,6 +164,12 @@ func resetState(ctx context.Context, call ops.Call, source *wal.Source) error {
 		fmt.Fprintf(&b, "the bookmark was %s of cluster %s, timeline %d\n", done.Before.Acknowledged, done.Before.System, done.Before.Timeline)
 	}
 	fmt.Fprintf(&b, "the bookmark is now %s: %s\n", done.After.Acknowledged, meaning["reset"])
+	if tx := done.Transaction; tx != nil {
+		fmt.Fprintf(&b, "%s: this pgsource has opened it, and the next start commits it, with what is in it then\n", tx.Text)
+	}
+	if tx := done.Foreign; tx != nil {
+		fmt.Fprintf(&b, "%s. The state does not name it: if nobody ends it, run: pgsource feldera-transaction commit -yes %d\n", tx.Text, tx.ID)
+	}
 	if !done.PipelineAsked {
 		b.WriteString("the pipeline did not answer: whatever incarnation runs at the next start counts as the one that holds everything\n")
 	}

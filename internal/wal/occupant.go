@@ -22,10 +22,16 @@ type occupant struct {
 	application, user, client string
 	began                     string // of its session, which tells it from a later one with its pid
 	// reply is the time that its last status update carries: a pgsource that
-	// lives sends one at least every ten seconds, also when nothing happens.
+	// lives sends one at least every ten seconds, also when nothing happens. It
+	// is "" where none came yet, and where this role may not see it.
 	reply string
 	// calls: it is an ordinary session in a call of a function, such as a peek.
 	calls bool
+	// waits: the walsender waits for its client or for WAL. It reads the
+	// client's updates before it does, so what reply says is up to date. One
+	// that is at work on a large transaction lets them lie, for up to half of
+	// wal_sender_timeout.
+	waits bool
 }
 
 // occupancy remembers since when an occupant has been silent. Its methods may
@@ -42,7 +48,7 @@ type occupancy struct {
 func (c *occupancy) silence(o occupant, now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if o != c.last {
+	if o != c.last || !o.waits {
 		c.last, c.since = o, now
 	}
 	return now.Sub(c.since)
@@ -73,10 +79,10 @@ func (s *Source) occupied(ctx context.Context) error {
 func readOccupant(ctx context.Context, conn *pgx.Conn, slot string) (o occupant, err error) {
 	err = conn.QueryRow(ctx, `
 		SELECT s.active_pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(host(a.client_addr), 'this machine or an unknown one'),
-		       coalesce(a.backend_start::text, ''), coalesce(r.reply_time::text, ''), r.pid IS NULL
+		       coalesce(a.backend_start::text, ''), coalesce(r.reply_time::text, ''), r.pid IS NULL, coalesce(a.wait_event_type IN ('Activity', 'Client'), false)
 		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid
 		WHERE s.slot_name = $1 AND s.active`, slot,
-	).Scan(&o.pid, &o.application, &o.user, &o.client, &o.began, &o.reply, &o.calls)
+	).Scan(&o.pid, &o.application, &o.user, &o.client, &o.began, &o.reply, &o.calls, &o.waits)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return occupant{}, nil
 	}
@@ -94,12 +100,16 @@ func (s *Source) judge(ctx context.Context, conn *pgx.Conn, o occupant) error {
 		return busy("it was a moment ago, and is free now", "")
 	}
 	who := fmt.Sprintf("by process %d (application %q, user %q, from %s)", o.pid, o.application, o.user, o.client)
+	own := strings.HasPrefix(o.application, applicationPrefix+s.tag+"/")
+	if own {
+		o.waits = true // it is gone, whatever its walsender does
+	}
 	silent := s.occupancy.silence(o, time.Now())
 	grace := s.cfg.TakeoverAfter
 	switch {
 	case !strings.HasPrefix(o.application, applicationPrefix):
 		return busy(who+", which is no pgsource", "one slot has one reader: stop the other one, or set PGSOURCE_SLOT to a slot of its own")
-	case strings.HasPrefix(o.application, applicationPrefix+s.tag+"/"):
+	case own:
 		who, grace = who+": an earlier connection of this pgsource", ownGrace
 	case o.calls:
 		// A call says nothing until it ends, so its silence proves nothing, and
@@ -107,6 +117,9 @@ func (s *Source) judge(ctx context.Context, conn *pgx.Conn, o occupant) error {
 		return busy(who+": another pgsource that peeks at it", "stop the other one: one slot has one pgsource. If there is none any more, the call ends by itself")
 	case grace == 0:
 		return busy(who+": another pgsource, or one that is gone and the server does not know it yet", "stop the other one; if there is none, the server ends it after wal_sender_timeout, or run SELECT pg_terminate_backend("+fmt.Sprint(o.pid)+")")
+	case o.reply == "":
+		return busy(who+": another pgsource, of which nothing was heard yet or this role may not see what was", fmt.Sprintf("stop one of the two; "+
+			"for a dead one to be told from a live one here, GRANT pg_read_all_stats TO %s; the server ends a dead one after wal_sender_timeout", quoteIdentifier(conn.Config().User)))
 	default:
 		who += ": another pgsource"
 	}

@@ -99,6 +99,10 @@ type Reset struct {
 	Before     *State
 	Unreadable error
 	After      *State
+	// Transaction is the pipeline's open transaction that the state before names
+	// as this pgsource's; nil for none, or where the pipeline did not answer.
+	// Foreign is one that it does not name.
+	Transaction, Foreign *FelderaTransaction
 	// PipelineAsked is false where the pipeline did not answer: its incarnation
 	// is then taken over at the next start.
 	PipelineAsked bool
@@ -145,12 +149,30 @@ func (s *Source) ResetState(ctx context.Context) (*Reset, error) {
 		if before != nil {
 			st.Sequence = before.Sequence
 			if before.System == st.System {
-				st.Sent, st.Intent = max(st.Sent, before.Sent), before.Intent
+				st.Sent = max(st.Sent, before.Sent)
+			}
+			if before.Intent != nil {
+				// It is about the pipeline, not about the source. Of another cluster
+				// nothing more can be sent into it: its positions mean nothing here.
+				in := *before.Intent
+				if before.System != st.System {
+					in.Through = 0
+				}
+				st.Intent = &in
 			}
 		}
 		return st
 	})
 	done.After = st
+	if err == nil && done.PipelineAsked {
+		if tx, lookErr := s.ShowFelderaTransaction(ctx); lookErr == nil && tx.Open {
+			if tx.Ours {
+				done.Transaction = tx
+			} else {
+				done.Foreign = tx
+			}
+		}
+	}
 	return &done, err
 }
 

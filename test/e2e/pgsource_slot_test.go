@@ -125,6 +125,34 @@ func TestPgsourceSlotHeldByAnother(t *testing.T) {
 	assertEqualTables(t, pg, sim)
 }
 
+// What this role may not see of another pgsource is no silence: the one that
+// lives is not ended, although the role may end sessions.
+func TestPgsourceSlotHeldOutOfSight(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE ROLE one LOGIN REPLICATION; CREATE ROLE two LOGIN REPLICATION; GRANT pg_signal_backend TO two;
+		CREATE PUBLICATION holdfast FOR TABLE orders, items WITH (publish_via_partition_root = true)`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
+	as := func(role string) map[string]string {
+		return merged(pgsourceEnv(pg, sim), map[string]string{
+			"PGSOURCE_DSN": pg.DSNFor(role, "", "postgres", pg.Addr()), "PGSOURCE_CREATE": "false", "PGSOURCE_TAKEOVER_AFTER": "15s",
+			"PGSOURCE_STATE": "file:" + t.TempDir() + "/state.json",
+		})
+	}
+	waitHealthy(t, startPgsource(t, as("one")))
+	holder := walsender(t, pg)
+	second := startPgsource(t, as("two"))
+	health(t, second, "the second one says what it cannot see", func(_ int, body string) bool {
+		return strings.Contains(body, "another pgsource") && strings.Contains(body, "pg_read_all_stats TO")
+	})
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); { // longer than TAKEOVER_AFTER
+		execSQL(t, pg, `SELECT pg_sleep(0.5)`)
+		if now := walsender(t, pg); now != holder {
+			t.Fatalf("the walsender of the first one, %d, was ended while it lived (now %d)", holder, now)
+		}
+	}
+}
+
 // Whoever is no pgsource is never ended, only named.
 func TestPgsourceSlotHeldByAStranger(t *testing.T) {
 	t.Parallel()
