@@ -39,6 +39,7 @@ const (
 
 	Heal = "heal"
 
+	Auto            = "auto"
 	AtLeastOnce     = "at_least_once"
 	EffectivelyOnce = "effectively_once"
 
@@ -184,8 +185,10 @@ type KafkaSink struct {
 	SASLToken        Secret        `env:"KAFKASINK_SASL_TOKEN" form:"token" example:"eyJhbGciOiJub25lIn0.e30." help:"Bearer token for oauthbearer, mostly given as a file that something else keeps fresh; the session token for aws-msk-iam, where there is one."`
 	SASLTokenURL     string        `env:"KAFKASINK_SASL_TOKEN_URL" form:"tokenurl" example:"https://login.example.com/oauth2/token" help:"Endpoint that gives oauthbearer a token by the client credentials grant, for KAFKASINK_SASL_USER and KAFKASINK_SASL_PASSWORD. Not together with KAFKASINK_SASL_TOKEN."`
 	SASLScope        string        `env:"KAFKASINK_SASL_SCOPE" form:"text" example:"kafka" help:"Scope to ask for at KAFKASINK_SASL_TOKEN_URL."`
+	Delivery         string        `env:"KAFKASINK_DELIVERY" envDefault:"auto" oneof:"auto|effectively_once|at_least_once" help:"at_least_once: after a crash what was not committed is sent again. effectively_once: progress is recorded in KAFKASINK_PROGRESS_TABLE behind the rows, and read when a partition is taken: what the pipeline holds is not sent again, and what it lost is noticed. Needs a PRIMARY KEY in Feldera for each table, and the progress table, which feldera-sql prints. auto: effectively_once where the pipeline allows it, else at_least_once, and the check delivery says why."`
+	OnLoss           string        `env:"KAFKASINK_ON_DESTINATION_LOSS" envDefault:"heal" oneof:"heal|stop" help:"The pipeline lost rows that were committed. heal: with effectively_once, deliver again from what it holds, or from the log's start where retention has taken that, which stays on /healthz with the offsets; the group's offset goes back. stop: stop the partition with both positions. With at_least_once nobody can tell what is lost: heal says so and goes on, stop stops at a restart of the pipeline."`
 	AckOn            string        `env:"KAFKASINK_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What offsets wait for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start. Batches stay in flight until then, so raise KAFKASINK_IN_FLIGHT."`
-	ProgressTable    string        `env:"KAFKASINK_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table in which is recorded that this group feeds its tables, so that nobody takes away its rows; as SQL writes it. Where the pipeline has none, nothing is recorded. Daemons of one pipeline can share it; pgsource feldera-sql prints it."`
+	ProgressTable    string        `env:"KAFKASINK_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table in which progress is recorded (KAFKASINK_DELIVERY), and that this group feeds its tables, so that nobody takes away its rows; as SQL writes it. Where the pipeline has none, nothing is recorded. Daemons of one pipeline can share it; pgsource feldera-sql prints it."`
 	OnRefusal        string        `env:"KAFKASINK_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act for all partitions: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	Unrepresentable  string        `env:"KAFKASINK_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold: refuse the record, or send NULL where the column allows it."`
 	DecimalExcess    string        `env:"KAFKASINK_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A number or time with more digits than the Feldera column keeps: refuse the record, or cut the digits off. REAL and DOUBLE columns round instead. A column of the PRIMARY KEY always refuses: two rows could become one."`
