@@ -117,7 +117,7 @@ func parityWork(t *testing.T, pg *harness.Postgres, from int) {
 	execSQL(t, pg, `TRUNCATE items`)
 	execSQL(t, pg, fmt.Sprintf(`ALTER TABLE items ALTER sku TYPE varchar(%d); INSERT INTO items VALUES (%d, 1, 'new shape')`, 100+from/1000, id(70)))
 	// Larger than an answer and than the memory.
-	execSQL(t, pg, fmt.Sprintf(`INSERT INTO items SELECT i, i, repeat('x', 40) FROM generate_series(%d, %d) i`, id(100_000), id(160_000)))
+	execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders SELECT i, repeat('x', 40), i, true FROM generate_series(%d, %d) i`, id(100_000), id(160_000)))
 	// Two that overlap: the one that began later commits first.
 	ctx := t.Context()
 	early, err := pg.Connect(ctx)
