@@ -147,7 +147,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		ProgressTable: progressTable(c), OwnersTable: c.ProgressTable, StopOnLoss: c.OnLoss == config.Stop,
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
-		TakeoverAfter: c.TakeoverAfter,
+		TakeoverAfter: c.TakeoverAfter, VerifyInterval: c.VerifyInterval, VerifyRate: c.VerifyRate,
 		Report:        say.report,
 		Phase:         func(phase string) { rt.Health.SetPhase(phases[phase]) },
 		Beat:          rt.Health.Beat,

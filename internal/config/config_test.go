@@ -85,7 +85,7 @@ func TestDefaults(t *testing.T) {
 		Delivery: AtLeastOnce, ProgressTable: "holdfast_progress", OnLoss: Heal,
 		State: "auto", Transport: "stream", PeekInterval: time.Second,
 		AckOn: Completed, OnRefusal: Exit, ExtraColumns: Stop, Unrepresentable: Refuse, DecimalExcess: Refuse, Truncate: Stop, Partitions: Stop,
-		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute, TakeoverAfter: 30 * time.Second,
+		ShutdownTimeout: 30 * time.Second, StallTimeout: time.Minute, TakeoverAfter: 30 * time.Second, VerifyRate: 2000,
 		Listen: "127.0.0.1:8081", LogLevel: "info", LogFormat: "text",
 	}
 	ignoreSecrets := cmp.FilterPath(func(p cmp.Path) bool {

@@ -12,8 +12,9 @@ import (
 // Metrics are the numbers a Source keeps. Positions are LSNs as byte counts
 // of WAL; differences between them are bytes.
 type Metrics struct {
-	slot *slotMetrics
-	peek *peekMetrics
+	slot   *slotMetrics
+	peek   *peekMetrics
+	verify *verifyMetrics
 
 	transactions prometheus.Counter
 	rows         *prometheus.CounterVec
@@ -65,8 +66,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	m := &Metrics{
-		slot: newSlotMetrics(reg),
-		peek: newPeekMetrics(reg),
+		slot:   newSlotMetrics(reg),
+		peek:   newPeekMetrics(reg),
+		verify: newVerifyMetrics(reg),
 
 		transactions: counter("pgsource_transactions_total", "Transactions received whole, by their COMMIT."),
 		rows: prometheus.NewCounterVec(prometheus.CounterOpts{

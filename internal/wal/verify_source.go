@@ -22,8 +22,9 @@ type sourceTable struct {
 	name tableName
 	rel  *decode.Relation
 	cmp  *feldera.Comparer
-	// list and from are parts of the queries.
-	list, from string
+	// list, from and filter are parts of the queries; filter is the condition
+	// under which the publication carries a row, "" for none.
+	list, from, filter string
 	// order are the columns by which pages are read, in the order of an index;
 	// orderTypes the types to cast their texts to. The table has no two rows that
 	// are alike in them, by their own equality, and no NULL.
@@ -81,7 +82,10 @@ func (s *Source) openSourceTable(ctx context.Context, conn *pgx.Conn, t Table, t
 	for i := range rel.Columns {
 		names[i] = quoteIdentifier(rel.Columns[i].Name)
 	}
-	st.list, st.from = strings.Join(names, ", "), st.name.String()
+	st.list = strings.Join(names, ", ")
+	if err := st.readSet(ctx, conn, s.cfg.Publication); err != nil {
+		return nil, err
+	}
 	inKey := make([]string, 0, len(target.KeyNames()))
 	for _, i := range st.cmp.KeyColumns() {
 		c := columns[rel.Columns[i].Name]
@@ -107,6 +111,38 @@ func (s *Source) openSourceTable(ctx context.Context, conn *pgx.Conn, t Table, t
 		return nil, st.unordered("it has no unique index over columns of the Feldera table's PRIMARY KEY (" + strings.Join(inKey, ", ") + ")")
 	}
 	return st, nil
+}
+
+// readSet finds which rows of the table the stream carries: not those of tables
+// that inherit from it, which are published under their own names, and those
+// that the publication's filter lets pass.
+func (st *sourceTable) readSet(ctx context.Context, conn *pgx.Conn, publication string) error {
+	var partitioned bool
+	err := conn.QueryRow(ctx, `
+		SELECT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = $1),
+		       coalesce((SELECT to_jsonb(p)->>'rowfilter' FROM pg_publication_tables p WHERE p.pubname = $2 AND p.schemaname = $3 AND p.tablename = $4), '')`,
+		st.rel.ID, publication, st.name.schema, st.name.name).Scan(&partitioned, &st.filter)
+	if err != nil {
+		return classify("look up what is published of "+st.rel.String(), err)
+	}
+	st.from = st.name.String()
+	if !partitioned {
+		st.from = "ONLY " + st.from
+	}
+	return nil
+}
+
+// where joins conditions, and the publication's with them.
+func (st *sourceTable) where(condition string) string {
+	switch {
+	case st.filter == "" && condition == "":
+		return ""
+	case st.filter == "":
+		return " WHERE " + condition
+	case condition == "":
+		return " WHERE (" + st.filter + ")"
+	}
+	return " WHERE (" + st.filter + ") AND " + condition
 }
 
 func (st *sourceTable) unordered(why string) error {
@@ -210,6 +246,10 @@ func snapshot(ctx context.Context, conn *pgx.Conn, fn func(ctx context.Context, 
 	if err := pinTransaction(ctx, conn); err != nil {
 		return 0, err
 	}
+	// Rows that a policy hides would be called missing: reading fails instead.
+	if _, err := tx.Exec(ctx, "SET LOCAL row_security = off"); err != nil {
+		return 0, classify("begin to read", err)
+	}
 	if err := fn(ctx, tx); err != nil {
 		return 0, err
 	}
@@ -234,7 +274,7 @@ type sourcePage struct {
 // page hands the images of at most limit rows behind after to fn, and with them
 // why a row cannot be sent; the image has its key alone then, or nothing.
 func (st *sourceTable) page(ctx context.Context, conn *pgx.Conn, after []string, limit int, fn func(*feldera.Image, *decode.Refusal) error) (page sourcePage, err error) {
-	sql := "SELECT " + st.list + " FROM " + st.from
+	condition := ""
 	var args []any
 	if after != nil {
 		marks := make([]string, len(after))
@@ -242,9 +282,9 @@ func (st *sourceTable) page(ctx context.Context, conn *pgx.Conn, after []string,
 			marks[i] = fmt.Sprintf("$%d::%s", i+1, st.orderTypes[i])
 			args = append(args, text)
 		}
-		sql += " WHERE (" + strings.Join(st.orderNames, ", ") + ") > (" + strings.Join(marks, ", ") + ")"
+		condition = "(" + strings.Join(st.orderNames, ", ") + ") > (" + strings.Join(marks, ", ") + ")"
 	}
-	sql += " ORDER BY " + strings.Join(st.orderNames, ", ") + fmt.Sprintf(" LIMIT %d", limit)
+	sql := "SELECT " + st.list + " FROM " + st.from + st.where(condition) + " ORDER BY " + strings.Join(st.orderNames, ", ") + fmt.Sprintf(" LIMIT %d", limit)
 	page.position, err = snapshot(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, sql, args...)
 		if err != nil {
@@ -385,7 +425,7 @@ func (st *sourceTable) query(ctx context.Context, tx pgx.Tx, keys [][]byte, look
 		left = "(" + left + ")"
 	}
 	rows, err := tx.Query(ctx, "SELECT "+st.list+", tableoid::text || '/' || ctid::text || '/' || xmin::text FROM "+st.from+
-		" WHERE "+left+" IN ("+strings.Join(tuples, ", ")+")", args...)
+		st.where(left+" IN ("+strings.Join(tuples, ", ")+")"), args...)
 	if err != nil {
 		return err
 	}

@@ -72,6 +72,7 @@ const (
 	CheckSpill       = "spill"       // what does not fit into memory has a place
 	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
 	CheckProgress    = "progress"    // what the progress table said at the start
+	CheckVerify      = "verify"      // what the last comparison of source and pipeline found
 	CheckOwners      = "owners"      // who else feeds the tables
 )
 
@@ -145,6 +146,11 @@ type Config struct {
 	// TakeoverAfter is how long another pgsource that holds the slot may be
 	// silent before its session is ended; 0 never ends it.
 	TakeoverAfter time.Duration
+	// VerifyInterval is how often source and pipeline are compared, 0 for never;
+	// VerifyRate bounds the rows a second that are read of each side, 0 for no
+	// bound.
+	VerifyInterval time.Duration
+	VerifyRate     int
 	// ShutdownTimeout bounds the wait for evidence after a stop.
 	ShutdownTimeout time.Duration
 	// Truncate says what becomes of a TRUNCATE.
@@ -297,6 +303,9 @@ func (s *Source) Run(ctx context.Context) error {
 		s.spill = sp
 		defer s.closeSpill(ctx)
 	}
+	if s.cfg.VerifyInterval > 0 {
+		defer s.beside(ctx, s.verifyRegularly)()
+	}
 	retry := newBackOff()
 	for {
 		s.phaseConnecting()
@@ -328,6 +337,15 @@ func (s *Source) Run(ctx context.Context) error {
 			return stopped(ctx, err)
 		}
 	}
+}
+
+// beside runs fn in a goroutine of its own; the function that it gives ends and
+// awaits it.
+func (s *Source) beside(ctx context.Context, fn func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { fn(ctx) })
+	return func() { cancel(); running.Wait() }
 }
 
 // replayError is a fault after which everything that is not acknowledged is read
