@@ -148,9 +148,9 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		TakeoverAfter: c.TakeoverAfter, VerifyInterval: c.VerifyInterval, VerifyRate: c.VerifyRate,
-		Report:        say.report,
-		Phase:         func(phase string) { rt.Health.SetPhase(phases[phase]) },
-		Beat:          rt.Health.Beat,
+		Report: say.report,
+		Phase:  func(phase string) { rt.Health.SetPhase(phases[phase]) },
+		Beat:   rt.Health.Beat,
 	})
 	if err != nil {
 		return nil, nil, err

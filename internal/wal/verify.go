@@ -542,7 +542,7 @@ func (v *verifier) awaitAcknowledged(ctx context.Context, position uint64) (why 
 			return "", nil
 		case slot.lost():
 			return "the slot " + v.s.cfg.Slot + " is lost, so nothing carries changes", nil
-		case !slot.active && time.Until(deadline) < v.o.Wait-inactiveFor:
+		case !slot.active && v.s.cfg.Transport != TransportPeek && time.Until(deadline) < v.o.Wait-inactiveFor:
 			return "no pgsource reads slot " + v.s.cfg.Slot + ", so its position does not move", nil
 		case time.Now().After(deadline):
 			return fmt.Sprintf("the acknowledged position %s has not passed %s within %s", decode.FormatLSN(slot.confirmed), decode.FormatLSN(position), v.o.Wait), nil

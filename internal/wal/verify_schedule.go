@@ -158,7 +158,7 @@ func (s *Source) showReport(report *Report) {
 			worst = append(worst[:maxNamed], fmt.Sprintf("and rows of %d more tables", more))
 		}
 		st.Message = "source and pipeline differ in " + strings.Join(worst, ", ")
-		st.Hint = "pgsource verify lists the rows; pgsource verify -repair mends them"
+		st.Hint = "pgsource verify lists the rows"
 	case unsettled > 0:
 		result = verifyUndecided
 		st.Message += fmt.Sprintf(", but for %d keys that did not come to rest", unsettled)

@@ -362,3 +362,25 @@ func TestPgsourceVerifyHiddenCommit(t *testing.T) {
 		t.Errorf("%+v", v.Tables[0])
 	}
 }
+
+// The daemon compares by itself, says what it found, and that it is well again.
+func TestPgsourceVerifiesOnASchedule(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_VERIFY_INTERVAL": "1s", "PGSOURCE_VERIFY_RATE": "0"})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO items SELECT i, i, 'sku' FROM generate_series(1, 20) i`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	health(t, d, "both are equal", func(_ int, body string) bool { return strings.Contains(body, "source and pipeline were equal at") })
+	plant(t, sim, "items", `[{"delete":{"id":3}}]`)
+	health(t, d, "the difference is shown, and holds nothing up", func(status int, body string) bool {
+		return status == http.StatusOK && strings.Contains(body, "source and pipeline differ in 1 rows of public.items (missing id=3)")
+	})
+	if n := metric(t, d, "pgsource_verify_differences", map[string]string{"table": "public.items", "kind": "missing"}); n != 1 {
+		t.Errorf("%v differences", n)
+	}
+	plant(t, sim, "items", `[{"insert":{"id":3,"order_id":3,"sku":"sku"}}]`)
+	health(t, d, "both are equal again", func(_ int, body string) bool { return strings.Contains(body, "source and pipeline were equal at") })
+	stopClean(t, d)
+}
