@@ -113,6 +113,10 @@ contract-sql: ## the SQL program that a pipeline under "make contract" must run
 crash: setup ## the crash matrix: every fault at every place (SEED=…, POINTS=…, FAULTS=…, VARIANTS=…)
 	go run ./test/crash $(if $(SEED),-seed $(SEED)) $(if $(POINTS),-points '$(POINTS)') $(if $(FAULTS),-faults '$(FAULTS)') $(if $(VARIANTS),-variants '$(VARIANTS)')
 
+.PHONY: sabotage
+sabotage: setup ## builds with one rule broken in each, all of which must be found out (ONLY=part of a name, SEED=…)
+	go run ./test/crash -sabotage $(if $(SEED),-seed $(SEED)) $(if $(ONLY),-only '$(ONLY)')
+
 .PHONY: soak
 soak: setup ## random faults on both daemons for MINUTES (5), from a printed SEED
 	go run ./test/crash -soak $(or $(MINUTES),5)m $(if $(SEED),-seed $(SEED))

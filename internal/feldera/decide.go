@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"holdfast/internal/sabotage"
 )
 
 // This file decides, from the rows of the progress table, what the pipeline
@@ -206,6 +208,9 @@ func Decide(rows []ProgressRow, noted Noted, incarnation, fingerprint string) De
 		d.highest = max(d.highest, rows[i].Epoch)
 	}
 	d.Epoch = max(d.Epoch, d.highest+1)
+	if sabotage.On(sabotage.SameEpoch) {
+		d.Epoch = max(noted.Epoch, 1)
+	}
 	d.prove(rows)
 	switch {
 	case noted.Known && d.highest > noted.Epoch:
@@ -214,6 +219,9 @@ func Decide(rows []ProgressRow, noted Noted, incarnation, fingerprint string) De
 		d.Found = ProgressReset
 	case !noted.Known || (noted.Produced == 0 && d.Held == 0):
 		d.Found = ProgressFresh
+		if sabotage.On(sabotage.NeverUsedIsLost) {
+			d.Found = ProgressLost
+		}
 	case d.Held < noted.Produced:
 		d.Found = ProgressLost
 	case d.Proof.Fingerprint != fingerprint:
@@ -236,7 +244,7 @@ func (d *Decision) prove(rows []ProgressRow) {
 	for i := 0; i < len(sorted); {
 		newest, proof := &sorted[i], (*ProgressRow)(nil)
 		switch {
-		case newest.Incarnation == d.now || d.noted.names(newest):
+		case newest.Incarnation == d.now || d.noted.names(newest) || sabotage.On(sabotage.BelieveAnyRow):
 			proof = newest
 		case i+1 < len(sorted) && sorted[i+1].Epoch == newest.Epoch:
 			proof = &sorted[i+1]
@@ -256,5 +264,8 @@ func (d *Decision) prove(rows []ProgressRow) {
 
 // names tells whether r is the row that was noted as completed.
 func (n *Noted) names(r *ProgressRow) bool {
+	if sabotage.On(sabotage.BelieveByPosition) {
+		return n.Known && r.Position == n.Produced
+	}
 	return n.Known && r.Position == n.Produced && r.Epoch == n.RowEpoch && r.Incarnation == n.RowIncarnation
 }

@@ -12,6 +12,7 @@ import (
 
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
+	"holdfast/internal/sabotage"
 )
 
 // TransactionState is what the pipeline says about its transaction. While one
@@ -317,6 +318,12 @@ var ErrTaken = errors.New("the transaction was committed by somebody else before
 // open: Begin with its intent finds it.
 func (tx *Transaction) Commit(ctx context.Context, last func(context.Context) (Token, error)) error {
 	c := tx.c
+	if sabotage.On(sabotage.RowNotLast) && last != nil {
+		if _, err := last(ctx); err != nil {
+			return err
+		}
+		last = nil
+	}
 	if err := c.awaitIngested(ctx, "await the transaction's rows", tx.tokens); err != nil {
 		return err
 	}

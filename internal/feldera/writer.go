@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/sabotage"
 )
 
 // Writer sends arrays to one table: one address, one request in flight. Two
@@ -245,6 +246,8 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		switch e := asError(err); {
 		case class == ClassRetry:
 			err = r.wait(ctx, err)
+		case class == ClassRetryUncertain && sabotage.On(sabotage.TimeoutIsSuccess):
+			return w.post(ctx, []byte("[]"))
 		case class == ClassRetryUncertain:
 			w.unsettled, err = err, nil
 		case class == ClassRefuseRecord && e != nil:
@@ -290,6 +293,9 @@ func (w *Writer) knowIncarnation(ctx context.Context, r *retrier) error {
 // post makes one attempt. Its context is the caller's without the end: to cut
 // a body in the middle would leave the outcome open for nothing.
 func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
+	if sabotage.On(sabotage.RowIntoNewIncarnation) {
+		w.only = ""
+	}
 	if now := w.c.Expected(); w.only != "" && w.only != now {
 		return Token{}, &IncarnationChanged{Was: w.only, Now: now}
 	}
@@ -335,6 +341,10 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 func (w *Writer) settle(ctx context.Context, r *retrier, cause error) error {
 	if err := r.wait(ctx, cause); err != nil {
 		return err
+	}
+	if sabotage.On(sabotage.RetryAtOnce) {
+		w.unsettled = nil
+		return nil
 	}
 	for {
 		if calm, err := w.running(ctx, r); err != nil {

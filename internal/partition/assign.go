@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
+	"holdfast/internal/sabotage"
 )
 
 // adminTimeout bounds one look at the cluster.
@@ -152,7 +153,7 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 	}
 	// Where this session wrote the note itself, its senders know which of
 	// their requests have no outcome, and wait for them.
-	if !n.Clean && n.Owner != at.owner {
+	if !n.Clean && n.Owner != at.owner && !sabotage.On(sabotage.HandOverWithoutWait) {
 		out.wait = fmt.Sprintf("the last owner (epoch %d) left no clean note", n.Epoch)
 	}
 	if id := topicIDText(at.topicID); n.TopicID != "" && id != "" && n.TopicID != id {
@@ -437,7 +438,11 @@ func (s *session) retire(hs []*held, wait time.Duration, why string) {
 	s.commitMu.Lock()
 	err := s.commit(s.life, hs, true)
 	for _, h := range hs {
-		s.givenUp(h, s.bury(h), why, outcome)
+		left := s.bury(h)
+		s.givenUp(h, left, why, outcome)
+		if sabotage.On(sabotage.CommitAfterRevoke) {
+			s.commitLater(h.place, left.From)
+		}
 	}
 	s.commitMu.Unlock()
 	s.cfg.Metrics.drains.WithLabelValues(outcome).Inc()

@@ -12,6 +12,7 @@ import (
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/partition/lane"
+	"holdfast/internal/sabotage"
 )
 
 // stage is where a record failed, by the names that Kafka Connect writes into
@@ -219,6 +220,10 @@ func (t *sender) writeLetter(ctx context.Context, h *held, r *lane.Record, why *
 	}
 	h.stall = st
 	t.mu.Unlock()
+	if sabotage.On(sabotage.LetterLater) {
+		t.writeLetterLater(h, r, why, at)
+		return
+	}
 	crash.Here(crash.KafkaBeforeDLQ)
 	t.s.letters.write(ctx, t.s.cfg.letter(h.place, r, why, at), func(err error) {
 		cancel()

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
+	"holdfast/internal/sabotage"
 )
 
 // sender carries the records of all lanes of one table into it. One goroutine,
@@ -502,6 +503,9 @@ func (t *sender) accepted(b *batch, tok feldera.Token) {
 	for _, p := range b.parts {
 		if _, err := p.h.lane.Accept(p.rg); err != nil {
 			t.late(err, "accepted", p.rg.Records)
+		}
+		if sabotage.On(sabotage.AckOnAccepted) {
+			_ = p.h.lane.Mark(p.rg, ack.Completed)
 		}
 	}
 	t.suspect = suspect{}

@@ -10,6 +10,7 @@ import (
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
+	"holdfast/internal/sabotage"
 )
 
 // The events of a transaction of the pipeline, as the metric names them.
@@ -108,6 +109,9 @@ func (d *deliverer) lookBack(work context.Context) error {
 	// acknowledged, one transaction after the other.
 	if !d.a.s.struggle.cautious() {
 		d.replay = min(uint64(d.a.s.keeper.exactlySent(LSN(d.a.start))), d.a.ready.at)
+	}
+	if sabotage.On(sabotage.ReplayApart) {
+		d.replay = 0
 	}
 	if err := d.outliveOthers(work, sent); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
+	"holdfast/internal/sabotage"
 )
 
 // attempt is one life of the whole path under one incarnation of the
@@ -69,6 +70,10 @@ type attempt struct {
 	// peeker reads where the transport is TransportPeek. It belongs to the
 	// goroutine of connections.
 	peeker *peeker
+
+	// highest is the end of the last batch that was completed, whatever was
+	// before it: a wrong build acknowledges it. Guarded by mu.
+	highest uint64
 
 	failure error                   // guarded by mu
 	stop    context.CancelCauseFunc // ends reading and delivering
@@ -307,6 +312,9 @@ func (a *attempt) connection(work, hard context.Context) error {
 	if err := a.s.look(work, a.verify); err != nil {
 		return err
 	}
+	if sabotage.On(sabotage.DropBuffer) {
+		a.dropReceived()
+	}
 	a.mu.Lock()
 	from := a.ledger.Last()
 	a.mu.Unlock()
@@ -448,6 +456,9 @@ func (a *attempt) bounded(asm *assembler) error {
 // when everything received before it is, so an idle publication does not hold
 // WAL back; it overtakes nothing.
 func (a *attempt) keepalive(walEnd uint64, inTransaction bool) {
+	if sabotage.On(sabotage.KeepaliveEcho) {
+		a.echo(walEnd)
+	}
 	if !inTransaction {
 		a.idleAt(walEnd)
 		return
@@ -498,6 +509,10 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	}
 	a.queue.push(tx)
 	crash.Here(crash.PgAdmitted)
+	if sabotage.On(sabotage.AckOnReceived) {
+		_ = a.ledger.Mark(ticket, ticket, a.s.cfg.AckOn)
+		a.proven.set()
+	}
 	a.s.cfg.Metrics.buffered.Set(float64(a.queue.held()))
 	a.setPositions()
 	return nil
@@ -524,6 +539,9 @@ func (a *attempt) evidence(first, last ack.Ticket, r ack.Rung) {
 	}
 	if r >= a.s.cfg.AckOn {
 		a.proven.set()
+		if sabotage.On(sabotage.StatusBeforeBookmark) {
+			a.progress.set()
+		}
 	}
 }
 
@@ -556,8 +574,11 @@ func (a *attempt) status(hard context.Context, st *stream, asked signal, gone <-
 	defer coalesce.Stop()
 	<-coalesce.C
 	reply := true
+	silent := sabotage.On(sabotage.NoFirstStatus)
 	for {
-		if err := a.acknowledge(st, reply); err != nil {
+		if silent {
+			silent = false
+		} else if err := a.acknowledge(st, reply); err != nil {
 			return fmt.Errorf("send a status update: %w", err)
 		}
 		reply = false
@@ -590,6 +611,12 @@ func (a *attempt) status(hard context.Context, st *stream, asked signal, gone <-
 func (a *attempt) acknowledge(st *stream, reply bool) error {
 	a.mu.Lock()
 	lsn := a.bookmarked
+	switch {
+	case sabotage.On(sabotage.StatusReceived) && reply:
+		lsn = a.ledger.Last()
+	case sabotage.On(sabotage.StatusBeforeBookmark):
+		lsn, _ = a.ledger.Ready(a.s.cfg.AckOn)
+	}
 	moved := lsn > a.ledger.Acknowledged()
 	a.mu.Unlock()
 	now := time.Now()

@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/sabotage"
 )
 
 // filePace bounds what fsync costs: a save takes some milliseconds on a disk.
@@ -34,11 +35,13 @@ type FileStore struct {
 	last []byte
 	// step is called between the steps of a save; tests let it crash there.
 	step func(name string) error
+	// sync makes a file or a folder durable; tests see whether it is called.
+	sync func(*os.File) error
 }
 
 // NewFileStore makes a store in the file with that absolute path.
 func NewFileStore(path string) *FileStore {
-	return &FileStore{path: path, step: func(string) error { return nil }}
+	return &FileStore{path: path, step: func(string) error { return nil }, sync: durably}
 }
 
 // Where gives file: and the path.
@@ -188,6 +191,9 @@ func (f *FileStore) alone() error {
 }
 
 func (f *FileStore) replace(b []byte) (err error) {
+	if sabotage.On(sabotage.NoSync) {
+		f.sync = func(*os.File) error { return nil }
+	}
 	temp := f.path + ".tmp"
 	// A leftover of a crash is written over: nobody else writes here.
 	file, err := os.OpenFile(temp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600) //nolint:gosec // the operator names the file
@@ -211,8 +217,10 @@ func (f *FileStore) replace(b []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return errors.Join(f.sync(folder), folder.Close())
 }
+
+func durably(file *os.File) error { return file.Sync() }
 
 func (f *FileStore) fill(file *os.File, b []byte) error {
 	half := len(b) / 2
@@ -228,7 +236,7 @@ func (f *FileStore) fill(file *os.File, b []byte) error {
 	if err := f.step("sync file"); err != nil {
 		return err
 	}
-	return file.Sync()
+	return f.sync(file)
 }
 
 // Check looks whether the folder is there and may be written to.

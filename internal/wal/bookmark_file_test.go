@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,6 +89,40 @@ func TestFileStoreCrashes(t *testing.T) {
 				t.Errorf("after the next save it holds %v, %v", st, err)
 			}
 		})
+	}
+}
+
+// A power cut may lose what was not made durable: the file before it is renamed,
+// the folder after.
+func TestFileStoreSyncs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.json")
+	f := openFile(t, path)
+	var order []string
+	f.step = func(name string) error {
+		if name == "rename" {
+			order = append(order, name)
+		}
+		return nil
+	}
+	f.sync = func(file *os.File) error {
+		order = append(order, file.Name())
+		return durably(file)
+	}
+	mustSave(t, f, stateAt(100))
+	if want := []string{path + ".tmp", "rename", filepath.Dir(path)}; !slices.Equal(order, want) {
+		t.Errorf("%q, want %q", order, want)
+	}
+	errDisk := errors.New("disk")
+	for _, broken := range []string{path + ".tmp", filepath.Dir(path)} {
+		f.sync = func(file *os.File) error {
+			if file.Name() == broken {
+				return errDisk
+			}
+			return durably(file)
+		}
+		if err := f.Save(t.Context(), stateAt(200)); !errors.Is(err, errDisk) {
+			t.Errorf("a save that could not sync %s ended with %v", broken, err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
+	"holdfast/internal/sabotage"
 )
 
 // keepBookmark makes durable what the ledger says may be acknowledged, and
@@ -96,6 +97,14 @@ func (a *attempt) pace(hard context.Context, last time.Time) bool {
 func (a *attempt) saveBookmark(ctx context.Context) error {
 	a.mu.Lock()
 	lsn, _ := a.ledger.Ready(a.s.cfg.AckOn)
+	switch {
+	case sabotage.On(sabotage.BookmarkReceived):
+		lsn = a.ledger.Last()
+	case sabotage.On(sabotage.KeepaliveOvertakes):
+		lsn = max(lsn, a.walEnd)
+	case sabotage.On(sabotage.MaxWatermark):
+		lsn = max(lsn, a.highest)
+	}
 	rows, n := uint64(0), 0
 	for n < len(a.produced) && a.produced[n] <= lsn {
 		rows = a.produced[n]

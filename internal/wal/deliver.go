@@ -12,6 +12,7 @@ import (
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
+	"holdfast/internal/sabotage"
 )
 
 const (
@@ -461,7 +462,7 @@ func (d *deliverer) send(work, finish context.Context, txs []*transaction) error
 		}
 	}
 	ctx := work
-	if d.opened != nil || (d.atomic && (tables > 1 || (tables > 0 && txs[0].end <= d.replay))) {
+	if d.opened != nil || (d.atomic && !sabotage.On(sabotage.TablesApart) && (tables > 1 || (tables > 0 && txs[0].end <= d.replay))) {
 		if err := d.open(work, b.end); err != nil {
 			return err
 		}
@@ -530,6 +531,9 @@ func (d *deliverer) sent(ctx context.Context, b *batch) error {
 		d.a.brought(b.end)
 		d.a.evidence(b.first, b.last, ack.Accepted)
 		crash.Here(crash.PgAccepted)
+		if sabotage.On(sabotage.AckOnAccepted) {
+			d.a.evidence(b.first, b.last, d.cfg.AckOn)
+		}
 	}
 	if d.opened == nil {
 		d.watch(b)
@@ -556,6 +560,9 @@ func (d *deliverer) watch(b *batch) {
 	d.inFlight = append(d.inFlight, b)
 	d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
 	d.mu.Unlock()
+	if sabotage.On(sabotage.RowBeforeIngested) && d.rec != nil {
+		d.rec.wake.set()
+	}
 	for _, t := range b.tokens {
 		d.completions.Watch(t.token, func(e feldera.Evidence) { d.evidence(b, e) })
 	}
@@ -563,6 +570,12 @@ func (d *deliverer) watch(b *batch) {
 
 // evidence takes what one token has proven. It runs on the poller.
 func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
+	if sabotage.On(sabotage.GoneIsComplete) {
+		if _, gone := errors.AsType[*feldera.IncarnationChanged](e.Err); gone {
+			d.evidence(b, feldera.Evidence{Token: e.Token, Rung: ack.Ingested})
+			e = feldera.Evidence{Token: e.Token, Rung: ack.Completed}
+		}
+	}
 	if e.Err != nil {
 		// No more evidence comes for any batch: the poller has ended.
 		d.lose(e.Err)
@@ -573,6 +586,9 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 		// Its progress row tells of its completion.
 		if e.Rung != ack.Ingested {
 			d.mu.Unlock()
+			if sabotage.On(sabotage.AckBeforeRow) {
+				d.a.evidence(b.first, b.last, e.Rung)
+			}
 			return
 		}
 		b.proof = append(b.proof, e)
@@ -601,6 +617,9 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 		crash.Here(crash.PgCompleted)
 	}
 	d.a.evidence(b.first, b.last, e.Rung)
+	if sabotage.On(sabotage.MaxWatermark) && e.Rung >= d.cfg.AckOn {
+		d.a.overtake(b.end)
+	}
 	if d.rec != nil && e.Rung == ack.Ingested {
 		d.rec.wake.set()
 	}

@@ -12,6 +12,7 @@ import (
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
+	"holdfast/internal/sabotage"
 )
 
 // recorder is the deliverer's part for effectively_once: it finds out what the
@@ -336,7 +337,7 @@ func (d *deliverer) ingested() (group []*batch) {
 		if b.row {
 			continue
 		}
-		if b.waiting[ack.Ingested] > 0 {
+		if b.waiting[ack.Ingested] > 0 && !sabotage.On(sabotage.RowBeforeIngested) {
 			break
 		}
 		group = append(group, b)
@@ -351,6 +352,11 @@ func (d *deliverer) recordGroup(ctx context.Context, group []*batch) error {
 	adv := feldera.Advance{Lane: d.rec.lane, Position: last.end}
 	for _, b := range group {
 		adv.Data = append(adv.Data, b.proof...)
+		if sabotage.On(sabotage.RowBeforeIngested) {
+			for _, t := range b.tokens {
+				adv.Data = append(adv.Data, feldera.Evidence{Token: t.token, Rung: ack.Ingested})
+			}
+		}
 	}
 	crash.Here(crash.PgBeforeProgress)
 	tok, err := d.rec.store.Write(ctx, adv)

@@ -33,7 +33,7 @@ const bankSource = `
 CREATE TABLE left_accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
 CREATE TABLE right_accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
 CREATE TABLE writers (id bigint PRIMARY KEY, n bigint NOT NULL);
-CREATE TABLE filler (id bigint PRIMARY KEY, note text, picture text);
+CREATE TABLE filler (id bigint PRIMARY KEY, note text, picture text, rate double precision);
 CREATE TABLE ledger (id bigserial PRIMARY KEY, writer bigint NOT NULL, n bigint NOT NULL);
 CREATE TABLE unpublished (id bigserial PRIMARY KEY, note text);
 ALTER TABLE ledger REPLICA IDENTITY FULL;
@@ -54,7 +54,7 @@ const bankTablesSQL = `
 CREATE TABLE left_accounts (id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL, version BIGINT NOT NULL) WITH ('materialized' = 'true');
 CREATE TABLE right_accounts (id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL, version BIGINT NOT NULL) WITH ('materialized' = 'true');
 CREATE TABLE writers (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) WITH ('materialized' = 'true');
-CREATE TABLE filler (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR, picture VARCHAR) WITH ('materialized' = 'true');
+CREATE TABLE filler (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR, picture VARCHAR, rate DOUBLE) WITH ('materialized' = 'true');
 `
 
 var bankTables = []string{"left_accounts", "right_accounts", "writers", "filler", "ledger"}
@@ -84,6 +84,8 @@ type bankOracle struct {
 		incarnation string
 		steps       int64
 	}
+	// recorded is the highest position of a progress row that was ever completed.
+	recorded uint64
 	// losing: the next incarnation begins with less than this one has.
 	losing bool
 }
@@ -125,6 +127,9 @@ func (o *bankOracle) observe(v felderasim.View) {
 		o.see(fmt.Sprintf("writer %d", id), n)
 		o.held[id] = max(o.held[id], n)
 	}
+	for _, row := range v.Rows("holdfast_progress") {
+		o.recorded = max(o.recorded, uint64(number(row["position"])))
+	}
 	o.states++
 	switch {
 	case rows == 0 || rows == 2*accounts && sum == total:
@@ -159,6 +164,20 @@ func (o *bankOracle) comesBack(excuse string, losing bool) {
 	o.excuse, o.losing = excuse, losing
 }
 
+func (o *bankOracle) wrong() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.torn)+len(o.regress) > 0
+}
+
+// records tells whether a progress row that stands for a position was ever
+// completed.
+func (o *bankOracle) records(position uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.recorded >= position
+}
+
 // holds tells whether a transaction of a writer was ever part of a completed
 // state.
 func (o *bankOracle) holds(writer int, n int64) bool {
@@ -172,6 +191,8 @@ func number(v any) int64 {
 	case int64:
 		return n
 	case int32:
+		return int64(n)
+	case uint64:
 		return int64(n)
 	case json.Number:
 		i, err := n.Int64()

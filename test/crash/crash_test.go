@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"holdfast/internal/crash"
+	"holdfast/internal/sabotage"
 	"holdfast/test/harness"
 )
 
@@ -95,10 +97,11 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// Nothing of the places is in a build that is not told to have them.
+// Nothing of the places and of the broken rules is in a build that is not told
+// to have them.
 func TestReleaseBuildHasNoPlaces(t *testing.T) {
 	for _, command := range []string{"./cmd/pgsource", "./cmd/kafkasink"} {
-		for tags, want := range map[string]bool{"": false, "crashpoints": true} {
+		for _, tags := range []string{"", "crashpoints", "sabotage"} {
 			path, err := harness.Build(t.Context(), command, harness.BuildOptions{Tags: tags})
 			if err != nil {
 				t.Fatal(err)
@@ -107,9 +110,51 @@ func TestReleaseBuildHasNoPlaces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := bytes.Contains(program, []byte("CRASH_AT")); got != want {
-				t.Errorf("%s built with tags %q knows places: %v", command, tags, got)
+			for text, tag := range map[string]string{
+				"CRASH_AT": "crashpoints", "SABOTAGE": "sabotage", string(sabotage.AckOnAccepted): "sabotage", string(sabotage.RetryAtOnce): "sabotage",
+				"internal/sabotage": "sabotage",
+			} {
+				if got := bytes.Contains(program, []byte(text)); got != (tag == tags) {
+					t.Errorf("%s built with tags %q has %q: %v", command, tags, text, got)
+				}
 			}
+		}
+	}
+}
+
+// Three wrong builds are found out; "make sabotage" has all of them.
+func TestSabotage(t *testing.T) {
+	opts := options{seed: uint64(time.Now().UnixNano()), dir: t.TempDir(), out: &testOutput{t: t}}
+	green, err := runSabotage(t.Context(), opts, []string{"S1 ", "S19 ", "S22 "}, 3)
+	if err != nil || green != 0 {
+		t.Errorf("%d stay green, %v", green, err)
+	}
+}
+
+// Each mistake of the list is made, or has a reason why it cannot be; and each
+// test of a package that finds one out exists.
+func TestWrongBuildsAreComplete(t *testing.T) {
+	made := map[string]bool{}
+	for i := range wrongBuilds {
+		b := &wrongBuilds[i]
+		made[b.id] = true
+		ways := 0
+		for _, is := range []bool{b.scenario != nil, b.point != "", b.pkg != ""} {
+			if is {
+				ways++
+			}
+		}
+		if ways != 1 || (b.pkg == "") == (b.variant == "") {
+			t.Errorf("%s: %d ways to find it out", b.name(), ways)
+		}
+		if b.variant != "" {
+			_ = variantNamed(b.variant)
+		}
+	}
+	for n := 1; n <= 22; n++ {
+		id := fmt.Sprintf("S%d", n)
+		if _, cannot := withoutCounterpart[id]; made[id] == cannot {
+			t.Errorf("%s: made %v, cannot be made %v", id, made[id], cannot)
 		}
 	}
 }

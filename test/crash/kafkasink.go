@@ -140,7 +140,7 @@ type counterWorld struct {
 }
 
 func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
-	w := &counterWorld{rig: rig{dir: opts.dir}, variant: opts.variant, oracle: newCounterOracle()}
+	w := &counterWorld{rig: rig{dir: opts.dir, patience: opts.patienceOr()}, variant: opts.variant, oracle: newCounterOracle()}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -342,10 +342,23 @@ func (w *counterWorld) settle(ctx context.Context) error {
 	}
 	release := w.gate.hold()
 	defer release()
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, w.patience)
 	defer cancel()
+	if err := w.rest(limit); err != nil {
+		return err
+	}
+	if err := w.compareNow(limit); err != nil {
+		return err
+	}
+	w.oracle.mu.Lock()
+	w.oracle.loose = false
+	w.oracle.mu.Unlock()
+	return nil
+}
+
+func (w *counterWorld) rest(ctx context.Context) error {
 	var ends map[int32]int64
-	err := harness.Eventually(limit, "the broker says where the log ends", func(ctx context.Context) (any, bool) {
+	err := harness.Eventually(ctx, "the broker says where the log ends", func(ctx context.Context) (any, bool) {
 		var err error
 		ends, err = w.kafka.EndOffsets(ctx, topic)
 		return err, err == nil
@@ -353,7 +366,7 @@ func (w *counterWorld) settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = harness.Eventually(limit, fmt.Sprintf("the committed offsets reach %v", ends), func(ctx context.Context) (any, bool) {
+	err = harness.Eventually(ctx, fmt.Sprintf("the committed offsets reach %v", ends), func(ctx context.Context) (any, bool) {
 		at, err := w.kafka.CommittedOffsets(ctx, group)
 		if err != nil {
 			return err, false
@@ -366,19 +379,22 @@ func (w *counterWorld) settle(ctx context.Context) error {
 		return nil, true
 	})
 	if err != nil {
-		return w.noProgress(ctx, err)
+		return w.noProgress(context.WithoutCancel(ctx), err)
 	}
-	if err := w.compare(limit); err != nil {
-		return err
-	}
-	w.oracle.mu.Lock()
-	w.oracle.loose = false
-	w.oracle.mu.Unlock()
 	return nil
 }
 
-// compare holds every key and every dead letter against what was produced.
-func (w *counterWorld) compare(ctx context.Context) error {
+func (w *counterWorld) variantOf() *variant { return w.variant }
+
+func (w *counterWorld) wrong() bool {
+	w.oracle.mu.Lock()
+	regressed := len(w.oracle.regress) > 0
+	w.oracle.mu.Unlock()
+	return regressed || w.tap.wrong()
+}
+
+// compareNow holds every key and every dead letter against what was produced.
+func (w *counterWorld) compareNow(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	got := make(map[int64]int64)

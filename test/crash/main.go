@@ -26,6 +26,8 @@ func main() {
 	flag.StringVar(&faults, "faults", "", "only faults whose name contains one of these, separated by commas")
 	flag.StringVar(&variants, "variants", "", "only variants whose name contains one of these, separated by commas")
 	length := flag.Duration("soak", 0, "no matrix, but random faults for so long")
+	wrong := flag.Bool("sabotage", false, "no matrix, but wrong builds, which must be found out")
+	only := flag.String("only", "", "only wrong builds whose name contains one of these, separated by commas")
 	flag.Parse()
 	opts.points, opts.faults, opts.variants = list(points), list(faults), list(variants)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -36,6 +38,17 @@ func main() {
 		os.Exit(1)
 	}
 	opts.dir, opts.out = dir, os.Stdout
+	if *wrong {
+		green, err := runSabotage(ctx, opts, list(*only), 3)
+		_ = os.RemoveAll(dir)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "sabotage:", err)
+		}
+		if err != nil || green > 0 {
+			os.Exit(1)
+		}
+		return
+	}
 	run := runMatrix
 	if *length > 0 {
 		run = func(ctx context.Context, opts options) (*result, error) { return soak(ctx, opts, *length) }

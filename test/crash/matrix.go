@@ -138,7 +138,7 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 // reach waits until the daemon is at the place.
 func (c crashCase) reach(ctx context.Context, w world, log string) (failed, err error) {
 	provoked := time.Now()
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, w.common().patience)
 	defer cancel()
 	err = harness.Eventually(limit, "the daemon reaches "+string(c.point), func(ctx context.Context) (any, bool) {
 		text, _ := os.ReadFile(log)

@@ -43,7 +43,7 @@ type bankWorld struct {
 
 // openBank starts everything but the daemon.
 func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
-	w := &bankWorld{rig: rig{dir: opts.dir}, variant: opts.variant, oracle: newBankOracle()}
+	w := &bankWorld{rig: rig{dir: opts.dir, patience: opts.patienceOr()}, variant: opts.variant, oracle: newBankOracle()}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -68,7 +68,7 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if w.proxy, err = harness.StartProxy(w.pg.Addr()); err != nil {
 		return nil, err
 	}
-	w.tap = newPostgresTap(w.oracle)
+	w.tap = newPostgresTap(w.oracle, opts.variant.progress)
 	w.proxy.Tap(w.tap.connection)
 	if w.program, err = opts.build(ctx); err != nil {
 		return nil, err
@@ -221,10 +221,10 @@ func (w *bankWorld) settle(ctx context.Context) error {
 	release := w.gate.hold()
 	defer release()
 	defer w.hangUp(ctx)
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, w.patience)
 	defer cancel()
-	if err := w.awaitAcknowledged(limit); err != nil {
-		return w.noProgress(ctx, err)
+	if err := w.rest(limit); err != nil {
+		return err
 	}
 	diff, twice, err := difference(limit, w.pg, w.sim, w.since)
 	if err == nil && diff != "" && w.lost {
@@ -244,8 +244,7 @@ func (w *bankWorld) settle(ctx context.Context) error {
 	return nil
 }
 
-// awaitAcknowledged waits until everything is acknowledged that is in the WAL.
-func (w *bankWorld) awaitAcknowledged(ctx context.Context) error {
+func (w *bankWorld) rest(ctx context.Context) error {
 	var end uint64
 	err := harness.Eventually(ctx, "the server says where its WAL ends", func(ctx context.Context) (any, bool) {
 		var err error
@@ -255,13 +254,17 @@ func (w *bankWorld) awaitAcknowledged(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return harness.Eventually(ctx, "confirmed_flush_lsn reaches "+decode.FormatLSN(end), func(ctx context.Context) (any, bool) {
+	err = harness.Eventually(ctx, "confirmed_flush_lsn reaches "+decode.FormatLSN(end), func(ctx context.Context) (any, bool) {
 		at, err := w.ask(ctx, confirmedSQL)
 		if err != nil {
 			return err, false
 		}
 		return decode.FormatLSN(at), at >= end
 	})
+	if err != nil {
+		return w.noProgress(context.WithoutCancel(ctx), err)
+	}
+	return nil
 }
 
 // mend is for a pipeline that has lost what was acknowledged. The daemon has to
@@ -310,8 +313,8 @@ func (w *bankWorld) mend(ctx context.Context, diff string) (string, int, error) 
 			return "", 0, err
 		}
 	}
-	if err := w.awaitAcknowledged(ctx); err != nil {
-		return "", 0, w.noProgress(ctx, err)
+	if err := w.rest(ctx); err != nil {
+		return "", 0, err
 	}
 	return difference(ctx, w.pg, w.sim, w.since)
 }
@@ -343,6 +346,20 @@ func (w *bankWorld) ledgerEnd() int64 {
 		panic(fmt.Sprintf("a server that nobody stopped does not answer: %v", err))
 	}
 	return n
+}
+
+func (w *bankWorld) variantOf() *variant { return w.variant }
+
+func (w *bankWorld) wrong() bool {
+	return w.tap.wrong() || w.oracle.wrong()
+}
+
+func (w *bankWorld) compareNow(ctx context.Context) error {
+	diff, _, err := difference(ctx, w.pg, w.sim, w.since)
+	if err == nil && diff != "" {
+		err = &lostError{diff}
+	}
+	return err
 }
 
 func (w *bankWorld) findings() findings {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -18,7 +19,7 @@ import (
 	"holdfast/test/harness"
 )
 
-// patience bounds each wait of the matrix for something that must happen.
+// patience is how long the matrix waits for something that must happen.
 const patience = 60 * time.Second
 
 // rig is one daemon with what every world has around it. It stays warm over
@@ -29,6 +30,8 @@ type rig struct {
 	proxy  *harness.Proxy // between the daemon and its source
 	daemon *harness.Daemon
 	gate   gate
+	// patience bounds each wait for something that must happen.
+	patience time.Duration
 
 	stopWriters context.CancelFunc
 	writers     sync.WaitGroup
@@ -50,6 +53,13 @@ type world interface {
 	// settle holds the writers, waits until everything is acknowledged
 	// (whatever happened before, it has to end), and compares the two sides.
 	settle(ctx context.Context) error
+	// rest waits until everything is acknowledged. The writers are held.
+	rest(ctx context.Context) error
+	// compareNow compares the two sides, which are at rest.
+	compareNow(ctx context.Context) error
+	// wrong tells whether something was found wrong since the last findings.
+	wrong() bool
+	variantOf() *variant
 	// findings gives what the taps and the oracle have found since the last
 	// call.
 	findings() findings
@@ -75,7 +85,12 @@ type worldOptions struct {
 	// world.
 	tags string
 	env  map[string]string
+	// patience is for worlds that are expected to fail; 0 = that of the matrix.
+	patience time.Duration
 }
+
+// patienceOr gives how long a world waits for what must happen.
+func (o *worldOptions) patienceOr() time.Duration { return cmp.Or(o.patience, patience) }
 
 // random gives the randomness of a world's writers.
 func (o *worldOptions) random() *rand.Rand {
@@ -135,7 +150,7 @@ func (r *rig) terminate(ctx context.Context) error {
 }
 
 func (r *rig) ready(ctx context.Context) error {
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
 	return r.daemon.WaitHealthy(limit)
 }
@@ -145,7 +160,7 @@ const enough = 3
 
 // flow waits for a number of acknowledgements, as counted by moved.
 func (r *rig) flow(ctx context.Context, moved func() int, enough int) error {
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
 	from := moved()
 	err := harness.Eventually(limit, "acknowledgements after the fault, under load", func(context.Context) (any, bool) {
@@ -202,7 +217,7 @@ func (r *rig) stopDaemon(ctx context.Context) error {
 	if err := r.daemon.Terminate(); err != nil {
 		return err
 	}
-	limit, cancel := context.WithTimeout(ctx, patience)
+	limit, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
 	if _, err := r.daemon.Wait(limit); err != nil {
 		return fmt.Errorf("a daemon that was asked to stop goes on: %w", err)

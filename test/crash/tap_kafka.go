@@ -91,6 +91,12 @@ func (t *kafkaTap) request(b []byte) {
 	}
 }
 
+func (t *kafkaTap) wrong() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.early)+len(t.back) > 0
+}
+
 // moved counts the offsets that were above the one committed before.
 func (t *kafkaTap) moved() int {
 	t.mu.Lock()

@@ -17,6 +17,8 @@ import (
 // early loses nothing unless a crash follows at the right moment.
 type postgresTap struct {
 	oracle *bankOracle
+	// progress: a transaction is proven by its progress row, not by its rows.
+	progress bool
 
 	mu sync.Mutex
 	// ends are the transactions in commit order that the server has sent and
@@ -29,6 +31,7 @@ type postgresTap struct {
 	updates   int
 	moves     int // updates that said more than the one before
 	samples   int
+	another   bool // the slot is one that the daemon has not moved
 	// confirmedOf is the last transaction of each writer that was confirmed.
 	confirmedOf [writers + 1]int64
 	early       []string
@@ -42,8 +45,8 @@ type ended struct {
 	n      int64
 }
 
-func newPostgresTap(o *bankOracle) *postgresTap {
-	return &postgresTap{oracle: o, idle: make(map[uint64]bool)}
+func newPostgresTap(o *bankOracle, progress bool) *postgresTap {
+	return &postgresTap{oracle: o, progress: progress, idle: make(map[uint64]bool)}
 }
 
 // connection makes the two ears of one connection.
@@ -126,6 +129,10 @@ func (t *postgresTap) fromClient(kind byte, body []byte) {
 			t.early = append(t.early, fmt.Sprintf("%s confirmed, and transaction %d of writer %d, which ends at %s, is in no completed state",
 				decode.FormatLSN(flush), tx.n, tx.writer, decode.FormatLSN(tx.end)))
 		}
+		if t.progress && tx.writer != 0 && !t.oracle.records(tx.end) {
+			t.early = append(t.early, fmt.Sprintf("%s confirmed, and no progress row for transaction %d of writer %d, which ends at %s, is completed",
+				decode.FormatLSN(flush), tx.n, tx.writer, decode.FormatLSN(tx.end)))
+		}
 		t.confirmedOf[tx.writer] = max(t.confirmedOf[tx.writer], tx.n)
 		n++
 	}
@@ -144,6 +151,26 @@ func (t *postgresTap) fromClient(kind byte, body []byte) {
 	}
 }
 
+// anotherSlot says that the slot is about to be made anew.
+func (t *postgresTap) anotherSlot() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.another = true
+}
+
+// said counts the updates.
+func (t *postgresTap) said() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.updates
+}
+
+func (t *postgresTap) wrong() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.early)+len(t.back)+len(t.invented) > 0
+}
+
 // moved counts the updates that said more than the one before.
 func (t *postgresTap) moved() int {
 	t.mu.Lock()
@@ -156,7 +183,7 @@ func (t *postgresTap) sampled(at uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.samples++
-	if t.confirmed != 0 && at > t.confirmed {
+	if t.confirmed != 0 && !t.another && at > t.confirmed {
 		t.early = append(t.early, fmt.Sprintf("the server has %s confirmed, and the daemon was heard to say %s", decode.FormatLSN(at), decode.FormatLSN(t.confirmed)))
 	}
 }

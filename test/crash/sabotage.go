@@ -1,0 +1,611 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"holdfast/internal/crash"
+	"holdfast/internal/sabotage"
+	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
+	"holdfast/test/harness"
+)
+
+// wrongBuild is a daemon with one rule broken, and the shortest way to find it
+// out: a run of the matrix, a scenario of its own, or a test of a package.
+type wrongBuild struct {
+	// id is the number in the list of known mistakes, "" for a rule of
+	// test/model.
+	id    string
+	wrong sabotage.Wrong
+	what  string
+
+	variant string // of the matrix
+	// env is added to the daemon's configuration.
+	env map[string]string
+	// point and fault make it a run of the matrix; scenario is another way.
+	point    crash.Point
+	fault    string
+	scenario func(ctx context.Context, w world) error
+	// tries is how often it may take, 0 for once.
+	tries int
+
+	// pkg and test make it a test of a package.
+	pkg, test string
+}
+
+func (b *wrongBuild) name() string {
+	return strings.TrimSpace(b.id + " " + b.what)
+}
+
+const (
+	effectively = "pgsource effectively_once"
+	atLeast     = "pgsource at_least_once"
+	kafka       = "kafkasink at_least_once"
+)
+
+// wrongBuilds are all that have a counterpart in the code.
+var wrongBuilds = []wrongBuild{
+	{id: "S1", wrong: sabotage.AckOnReceived, what: "acknowledged when decoded", variant: atLeast, scenario: traffic},
+	{id: "S2", wrong: sabotage.AckOnAccepted, what: "acknowledged on 200", variant: atLeast, scenario: frozen},
+	{id: "S2", wrong: sabotage.AckOnAccepted, what: "committed on 200", variant: kafka, scenario: frozen},
+	{id: "S3", wrong: sabotage.KeepaliveEcho, what: "keepalive echoed", variant: atLeast, scenario: traffic},
+	{id: "S4", wrong: sabotage.StatusReceived, what: "timed status says what was received", variant: atLeast, env: map[string]string{"PGSOURCE_WAL_SENDER_TIMEOUT": "4s"}, scenario: traffic},
+	{id: "S5", wrong: sabotage.BookmarkReceived, what: "bookmark before completion", variant: atLeast, scenario: traffic},
+	{id: "S6", wrong: sabotage.NoSync, what: "state not made durable", pkg: "./internal/wal", test: "TestFileStoreSyncs"},
+	{id: "S7", wrong: sabotage.MaxWatermark, what: "highest instead of contiguous position", variant: atLeast, scenario: outOfOrder},
+	{id: "S8", wrong: sabotage.TimeoutIsSuccess, what: "time-out taken for success", variant: atLeast, scenario: requestsLost},
+	{id: "S8", wrong: sabotage.TimeoutIsSuccess, what: "time-out taken for success by kafkasink", variant: kafka, scenario: requestsLost},
+	{id: "S9", wrong: sabotage.GoneIsComplete, what: "410 taken for complete", variant: atLeast, scenario: acceptedAndGone},
+	{id: "S10", wrong: sabotage.StatusBeforeBookmark, what: "status before bookmark", variant: atLeast, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
+	{id: "S13", wrong: sabotage.DropBuffer, what: "position kept and buffer dropped on reconnect", variant: atLeast, scenario: cutWithABacklog},
+	{id: "S14", wrong: sabotage.TrustSlot, what: "recreated slot followed", variant: effectively, scenario: slotMadeAnew},
+	{id: "S15", wrong: sabotage.LetterLater, what: "offset passes before the dead letter", variant: kafka, point: crash.KafkaBeforeDLQ, fault: "SIGKILL", tries: 2},
+	{id: "S16", wrong: sabotage.CommitAfterRevoke, what: "commit after revoke", variant: kafka, scenario: handOver, tries: 2},
+	{id: "S17", wrong: sabotage.CommitPolled, what: "polled position committed", variant: kafka, scenario: traffic},
+	{id: "S18", wrong: sabotage.RetryAtOnce, what: "abandoned request applied after its retry", variant: atLeast, scenario: requestsLate, tries: 4},
+	{id: "S19", wrong: sabotage.TablesApart, what: "transaction split over requests", variant: atLeast, scenario: traffic},
+	{id: "S20", wrong: sabotage.NoFirstStatus, what: "no first status", pkg: "./internal/wal", test: "TestStatusIsSaidFirst"},
+	{id: "S22", wrong: sabotage.SkipUnrenderable, what: "row that cannot be carried left out", variant: atLeast, scenario: unrenderable},
+	{wrong: sabotage.KeepaliveOvertakes, what: "keepalive overtakes what was received before", variant: atLeast, scenario: traffic},
+	{wrong: sabotage.AckBeforeRow, what: "acknowledged before the progress row is completed", variant: effectively, scenario: rowHeld},
+	{wrong: sabotage.RowBeforeIngested, what: "progress row before its rows are ingested", variant: effectively, scenario: rowAlone},
+	{wrong: sabotage.RowIntoNewIncarnation, what: "progress row sent into a new incarnation", pkg: "./internal/feldera", test: "TestClaimGoesToTheIncarnationThatWasReadAlone"},
+	{wrong: sabotage.RowNotLast, what: "progress row not the last in a transaction", pkg: "./internal/feldera", test: "TestProgressRowIsTheLastInATransaction"},
+	{wrong: sabotage.SameEpoch, what: "stale owner's row wins", pkg: "./internal/feldera", test: "TestDecide"},
+	{wrong: sabotage.SingleCheckpoint, what: "a single checkpoint taken as proof", pkg: "./internal/feldera", test: "TestSimulatedDurability"},
+	{wrong: sabotage.NeverUsedIsLost, what: "never used taken for lost", pkg: "./internal/feldera", test: "TestDecide"},
+	{wrong: sabotage.BelieveAnyRow, what: "any progress row believed", pkg: "./internal/feldera", test: "TestDecide"},
+	{wrong: sabotage.BelieveByPosition, what: "progress row believed by its position", pkg: "./internal/feldera", test: "TestDecide"},
+	{wrong: sabotage.StartWithoutWait, what: "requests of the process before not waited out", variant: atLeast, env: longLife, scenario: lateBehindAStart, tries: 3},
+	{wrong: sabotage.HandOverWithoutWait, what: "requests of the owner before not waited out", variant: kafka, env: longLife, scenario: lateBehindAStart, tries: 3},
+	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", variant: atLeast, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
+}
+
+// longLife is the life of a request in scenarios where one comes late by that.
+var longLife = map[string]string{"FELDERA_REQUEST_LIFETIME": "8s"}
+
+// withoutCounterpart are those of the list of known mistakes that cannot be
+// made here, and why.
+var withoutCounterpart = map[string]string{
+	"S11": "hand-over without waiting for the chunks: test/snapshot has the wrong orders of a snapshot",
+	"S12": "copy before the slot: a chunk is read beside a stream that runs already; there is no copy that comes first",
+	"S21": "resume inside a transaction: the server sends whole transactions by their commit, and nothing here leaves out rows by position",
+}
+
+// caught is how a wrong build was found out; oracle is "" where it was not.
+type caught struct {
+	oracle string
+	after  time.Duration
+	err    error // it could not be tried
+}
+
+// runSabotage tries every wrong build whose name contains one of only, a few at
+// a time, and says for each how it was found out.
+func runSabotage(ctx context.Context, opts options, only []string, atOnce int) (green int, err error) {
+	fmt.Fprintf(opts.out, "seed %d\n", opts.seed)
+	began := time.Now()
+	work := make(chan *wrongBuild)
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	tried := 0
+	for range atOnce {
+		running.Go(func() {
+			for b := range work {
+				c := b.try(ctx, opts, b.wrong)
+				control := b.control(ctx, opts, c)
+				mu.Lock()
+				tried++
+				switch {
+				case c.err != nil:
+					err = errors.Join(err, fmt.Errorf("%s: %w", b.name(), c.err))
+					fmt.Fprintf(opts.out, "%s: COULD NOT BE TRIED: %v\n", b.name(), c.err)
+				case c.oracle == "":
+					green++
+					fmt.Fprintf(opts.out, "%s: STAYS GREEN after %v\n", b.name(), c.after.Round(100*time.Millisecond))
+				case control.err != nil || control.oracle != "":
+					green++
+					fmt.Fprintf(opts.out, "%s: the right build is red too: %s %v\n", b.name(), control.oracle, control.err)
+				default:
+					fmt.Fprintf(opts.out, "%s: caught by %.300s after %v\n", b.name(), c.oracle, c.after.Round(100*time.Millisecond))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range wrongBuilds {
+		if b := &wrongBuilds[i]; matches(b.name()+" "+string(b.wrong), only) && ctx.Err() == nil {
+			work <- b
+		}
+	}
+	close(work)
+	running.Wait()
+	if only == nil {
+		for _, id := range []string{"S11", "S12", "S21"} {
+			fmt.Fprintf(opts.out, "%s has no counterpart: %s\n", id, withoutCounterpart[id])
+		}
+	}
+	fmt.Fprintf(opts.out, "took %v and %v of processor time\n", time.Since(began).Round(time.Second), processorTime().Round(time.Second))
+	fmt.Fprintf(opts.out, "sabotage: %d wrong builds, %d not found out\n", tried, green)
+	return green, errors.Join(err, context.Cause(ctx))
+}
+
+// control lets the right build go through a scenario of its own, which it must
+// survive. The runs of the matrix and the tests of packages are in other
+// targets.
+func (b *wrongBuild) control(ctx context.Context, opts options, c caught) caught {
+	if b.scenario == nil || c.err != nil || c.oracle == "" {
+		return caught{}
+	}
+	right := *b
+	right.tries = 1
+	return right.try(ctx, opts, "none")
+}
+
+func (b *wrongBuild) try(ctx context.Context, opts options, wrong sabotage.Wrong) caught {
+	began := time.Now()
+	var c caught
+	if b.pkg != "" {
+		c.oracle, c.err = b.tryTest(ctx)
+	} else {
+		c.oracle, c.err = b.tryWorld(ctx, opts, wrong)
+	}
+	c.after = time.Since(began)
+	return c
+}
+
+var failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+
+// tryTest runs one test of the wrong build.
+func (b *wrongBuild) tryTest(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	root, err := harness.ModuleRoot()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-tags", "sabotage", "-count=1", "-timeout", "2m", "-run", "^"+b.test+"$", b.pkg)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "SABOTAGE="+string(b.wrong))
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		if strings.Contains(string(out), "no tests to run") {
+			return "", fmt.Errorf("%s has no %s", b.pkg, b.test)
+		}
+		return "", nil
+	}
+	failed := failedTest.FindSubmatch(out)
+	if failed == nil {
+		return "", fmt.Errorf("go test: %w\n%s", err, out)
+	}
+	return string(failed[1]) + " of " + b.pkg, nil
+}
+
+// tryWorld runs the daemon and gives what the oracles say.
+func (b *wrongBuild) tryWorld(ctx context.Context, opts options, wrong sabotage.Wrong) (string, error) {
+	v := variantNamed(b.variant)
+	env := map[string]string{"SABOTAGE": string(wrong)}
+	for name, value := range b.env {
+		env[name] = value
+	}
+	for range max(b.tries, 1) {
+		r := newResult(&strings.Builder{})
+		w, err := v.open(ctx, worldOptions{options: opts, variant: v, tags: "sabotage", env: env, patience: 30 * time.Second})
+		if err != nil {
+			return "", err
+		}
+		err = b.play(ctx, opts, w)
+		r.collect(b.name(), w, err)
+		w.close()
+		if r.first != "" {
+			return r.first, nil
+		}
+	}
+	return "", nil
+}
+
+// play lets the daemon do what the wrong build does wrong.
+func (b *wrongBuild) play(ctx context.Context, opts options, w world) error {
+	if b.scenario == nil {
+		c := crashCase{variant: w.variantOf(), point: b.point, visit: 1}
+		for i := range faults {
+			if faults[i].name == b.fault {
+				c.fault = &faults[i]
+			}
+		}
+		if often(b.point) {
+			c.visit += c.random(opts.seed).IntN(6)
+		}
+		reached, err := c.run(ctx, w)
+		if err == nil && !reached {
+			err = fmt.Errorf("%s was not reached", b.point)
+		}
+		return err
+	}
+	return b.scenario(ctx, w)
+}
+
+func variantNamed(name string) *variant {
+	for _, v := range variants {
+		if v.String() == name {
+			return v
+		}
+	}
+	panic("no variant " + name)
+}
+
+// traffic lets rows come until something is found wrong, for some seconds.
+func traffic(ctx context.Context, w world) error {
+	watch(ctx, w, 6*time.Second)
+	if w.wrong() {
+		return nil
+	}
+	return w.settle(ctx)
+}
+
+// frozen lets the pipeline accept rows and complete none for some seconds.
+func frozen(ctx context.Context, w world) error {
+	w.common().sim.HoldCompletion()
+	watch(ctx, w, 3*time.Second)
+	w.common().sim.ReleaseCompletion()
+	if w.wrong() {
+		return nil
+	}
+	return w.settle(ctx)
+}
+
+// watch waits until something is found wrong, or for so long.
+func watch(ctx context.Context, w world, d time.Duration) {
+	limit, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	_ = harness.Eventually(limit, "something wrong", func(context.Context) (any, bool) { return nil, w.wrong() })
+}
+
+// requestsLost loses a request before anything of it is applied.
+func requestsLost(ctx context.Context, w world) error {
+	lost := felderasim.Fault{Kind: felderasim.DropRequest, Count: 1}
+	if w.variantOf().daemon == "kafkasink" {
+		id, err := w.common().sim.Inject(lost)
+		if err != nil {
+			return err
+		}
+		return struck(ctx, w, id, 1)
+	}
+	// Nothing comes behind it that could make good for it.
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if _, err := b.sim.Inject(lost); err != nil {
+		return err
+	}
+	if err := b.pg.Exec(ctx, onlyWriter); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	if err := b.rest(limit); err != nil {
+		return err
+	}
+	return b.compareNow(ctx)
+}
+
+// requestsLate gives requests no answer and applies them a moment later.
+func requestsLate(ctx context.Context, w world) error {
+	id, err := w.common().sim.Inject(felderasim.Fault{Kind: felderasim.ApplyLate, Count: 3, Delay: 700 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	return struck(ctx, w, id, 3)
+}
+
+// struck waits until a fault has happened so often, and lets all come to rest.
+func struck(ctx context.Context, w world, id string, times int) error {
+	r := w.common()
+	limit, cancel := context.WithTimeout(ctx, r.patience)
+	defer cancel()
+	err := harness.Eventually(limit, "the requests that are to fail", func(context.Context) (any, bool) {
+		n := r.sim.FaultHits(id)
+		return n, n >= times || w.wrong()
+	})
+	if err != nil {
+		return err
+	}
+	if err := w.flow(ctx); err != nil {
+		return err
+	}
+	return w.settle(ctx)
+}
+
+// lateBehindAStart kills a daemon while a request of it is on its way, and lets
+// it land behind everything that the next one sends at once.
+func lateBehindAStart(ctx context.Context, w world) error {
+	const late = 6 * time.Second
+	r := w.common()
+	id, err := r.sim.Inject(felderasim.Fault{Kind: felderasim.ApplyLate, Count: 1, Delay: late})
+	if err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, r.patience)
+	defer cancel()
+	err = harness.Eventually(limit, "a request on its way", func(context.Context) (any, bool) { return nil, r.sim.FaultHits(id) > 0 })
+	if err != nil {
+		return err
+	}
+	due := time.Now().Add(late + 500*time.Millisecond)
+	r.daemon.Kill()
+	w.unclean()
+	if err := r.standStill(ctx, 200*time.Millisecond); err != nil { // so that there is something newer
+		return err
+	}
+	if err := r.daemon.Restart(nil); err != nil {
+		return err
+	}
+	release := r.gate.hold()
+	defer release()
+	limit, cancel = context.WithTimeout(ctx, r.patience)
+	defer cancel()
+	if err := w.rest(limit); err != nil {
+		return err
+	}
+	if err := r.standStill(ctx, time.Until(due)); err != nil {
+		return err
+	}
+	return w.compareNow(ctx)
+}
+
+// quiet holds the writers of a bank, waits until all is acknowledged, and gives
+// the bank with the function that lets the writers go on.
+func quiet(ctx context.Context, w world) (*bankWorld, func(), error) {
+	b, ok := w.(*bankWorld)
+	if !ok {
+		panic("the scenario needs a bank")
+	}
+	release := b.gate.hold()
+	limit, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	if err := b.rest(limit); err != nil {
+		release()
+		return nil, nil, err
+	}
+	return b, release, nil
+}
+
+// accept executes a statement that touches one table, and waits until its
+// request is accepted.
+func (w *bankWorld) accept(ctx context.Context, sql string) error {
+	limit, cancel := context.WithTimeout(ctx, w.patience)
+	defer cancel()
+	before := w.sim.Counters().Accepted
+	if err := w.pg.Exec(limit, sql); err != nil {
+		return err
+	}
+	return harness.Eventually(limit, "a request is accepted", func(context.Context) (any, bool) { return nil, w.sim.Counters().Accepted > before })
+}
+
+// onlyWriter is a change of one table that the tap knows.
+const onlyWriter = "UPDATE writers SET n = n + 1 WHERE id = 1"
+
+// outOfOrder lets a later transaction complete before an earlier one, whose
+// rows are then lost with the pipeline's process.
+func outOfOrder(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer func() { release() }()
+	b.sim.HoldIngest("left_accounts")
+	if err := b.accept(ctx, "UPDATE left_accounts SET version = version + 1 WHERE id = 1"); err != nil {
+		return err
+	}
+	if err := b.accept(ctx, onlyWriter); err != nil {
+		return err
+	}
+	moved := b.tap.moved()
+	limit, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	_ = harness.Eventually(limit, "a status that a right build does not send", func(context.Context) (any, bool) { return nil, b.tap.moved() > moved })
+	b.crashDestination(core.KeepJournal)
+	b.sim.ReleaseIngest("")
+	release()
+	release = func() {}
+	return b.settle(ctx)
+}
+
+// acceptedAndGone lets the pipeline restart with rows that it had accepted and
+// not ingested.
+func acceptedAndGone(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer func() { release() }()
+	b.sim.HoldIngest("writers")
+	if err := b.accept(ctx, onlyWriter); err != nil {
+		return err
+	}
+	b.crashDestination(core.KeepJournal)
+	b.sim.ReleaseIngest("")
+	watch(ctx, w, 2*time.Second)
+	release()
+	release = func() {}
+	return b.settle(ctx)
+}
+
+// rowAlone lets the pipeline restart with everything but what was queued for
+// the tables: a progress row that did not wait for them is in.
+func rowAlone(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer func() { release() }()
+	b.sim.HoldIngest("writers")
+	if err := b.accept(ctx, onlyWriter); err != nil {
+		return err
+	}
+	watch(ctx, w, 3*time.Second)
+	b.daemon.Kill()
+	b.crashDestination(core.KeepJournal)
+	b.sim.ReleaseIngest("")
+	if err := b.daemon.Restart(nil); err != nil {
+		return err
+	}
+	release()
+	release = func() {}
+	return b.settle(ctx)
+}
+
+// rowHeld lets rows complete whose progress row does not.
+func rowHeld(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	b.sim.HoldIngest("holdfast_progress")
+	err = b.accept(ctx, onlyWriter)
+	watch(ctx, w, 3*time.Second)
+	b.sim.ReleaseIngest("")
+	release()
+	if err != nil || w.wrong() {
+		return err
+	}
+	return b.settle(ctx)
+}
+
+// cutWithABacklog cuts the connection while received transactions wait.
+func cutWithABacklog(ctx context.Context, w world) error {
+	b, ok := w.(*bankWorld)
+	if !ok {
+		panic("the scenario needs a bank")
+	}
+	b.sim.HoldCompletion()
+	if err := b.standStill(ctx, 1500*time.Millisecond); err != nil {
+		return err
+	}
+	before := b.proxy.Connections()
+	b.proxy.Cut()
+	limit, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	err := harness.Eventually(limit, "another connection", func(context.Context) (any, bool) { return nil, b.proxy.Connections() > before+1 })
+	if err != nil {
+		return err
+	}
+	if err := b.standStill(ctx, time.Second); err != nil {
+		return err
+	}
+	b.sim.ReleaseCompletion()
+	return b.settle(ctx)
+}
+
+// slotMadeAnew drops the slot while no daemon runs and makes it again later:
+// what came between is lost to the stream, which has to be said.
+func slotMadeAnew(ctx context.Context, w world) error {
+	b, ok := w.(*bankWorld)
+	if !ok {
+		panic("the scenario needs a bank")
+	}
+	if err := b.stopDaemon(ctx); err != nil {
+		return err
+	}
+	b.tap.anotherSlot()
+	for _, sql := range []string{
+		"SELECT pg_drop_replication_slot('holdfast')",
+		"INSERT INTO ledger (writer, n) SELECT 0, i FROM generate_series(1, 10) i",
+		"SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')",
+	} {
+		if err := b.pg.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return b.mustRefuse(ctx)
+}
+
+// unrenderable writes a row that the pipeline's table cannot hold.
+func unrenderable(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	if err = b.pg.Exec(ctx, "INSERT INTO filler (id, note, rate) VALUES (-1, 'not a number', 'NaN')"); err != nil {
+		release()
+		return err
+	}
+	release()
+	if err := b.stopDaemon(ctx); err != nil {
+		return err
+	}
+	return b.mustRefuse(ctx)
+}
+
+// mustRefuse starts the daemon and expects it to end with the code for what a
+// person has to look at. One that goes on must have everything.
+func (w *bankWorld) mustRefuse(ctx context.Context) error {
+	if err := w.daemon.Restart(nil); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, w.patience/2)
+	defer cancel()
+	code, err := w.daemon.Wait(limit)
+	if err == nil {
+		if code != 65 {
+			return fmt.Errorf("the daemon ended with code %d, expected 65", code)
+		}
+		return nil
+	}
+	return w.settle(ctx)
+}
+
+// handOver gives half of the partitions to a second member and lets both work.
+func handOver(ctx context.Context, w world) error {
+	k, ok := w.(*counterWorld)
+	if !ok {
+		panic("the scenario needs a group")
+	}
+	if err := k.second.Restart(nil); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, k.patience)
+	defer cancel()
+	err := harness.Eventually(limit, "the second member has partitions", func(ctx context.Context) (any, bool) {
+		n, err := k.second.Metric(ctx, "kafkasink_assigned_partitions", nil)
+		return fmt.Sprint(n, err), err == nil && n > 0
+	})
+	if err != nil {
+		return err
+	}
+	watch(ctx, w, 6*time.Second)
+	if w.wrong() {
+		return nil
+	}
+	w.unclean() // the second member is killed
+	return k.settle(ctx)
+}
