@@ -18,9 +18,9 @@ import (
 const late = 2 * time.Second
 
 // commitLater commits an offset of a partition that was given up.
-func (s *session) commitLater(at place, offset int64) {
+func (s *session) commitLater(ctx context.Context, at place, offset int64) {
 	time.AfterFunc(late, func() {
-		ctx, cancel := context.WithTimeout(s.life, commitTimeout)
+		ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 		defer cancel()
 		member, generation := s.client.GroupMetadata()
 		req := kmsg.NewPtrOffsetCommitRequest()

@@ -51,8 +51,8 @@ var faults = []fault{
 }
 
 func destination(keep core.Keep) func(context.Context, world) error {
-	return func(_ context.Context, w world) error {
-		w.crashDestination(keep)
+	return func(ctx context.Context, w world) error {
+		w.crashDestination(ctx, keep)
 		return nil
 	}
 }

@@ -266,7 +266,7 @@ func (w *counterWorld) killSource(ctx context.Context) error {
 	return w.kafka.Start(ctx)
 }
 
-func (w *counterWorld) crashDestination(keep core.Keep) { w.sim.Crash(keep) }
+func (w *counterWorld) crashDestination(_ context.Context, keep core.Keep) { w.sim.Crash(keep) }
 
 func (w *counterWorld) unclean() {
 	w.oracle.mu.Lock()

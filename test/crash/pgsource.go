@@ -319,7 +319,7 @@ func (w *bankWorld) mend(ctx context.Context, diff string) (string, int, error) 
 	return difference(ctx, w.pg, w.sim, w.since)
 }
 
-func (w *bankWorld) crashDestination(keep core.Keep) {
+func (w *bankWorld) crashDestination(ctx context.Context, keep core.Keep) {
 	switch {
 	case keep == core.KeepJournal:
 		w.oracle.comesBack("a pipeline that comes back from its journal commits what was open, as is its way", false)
@@ -332,7 +332,7 @@ func (w *bankWorld) crashDestination(keep core.Keep) {
 	default:
 		w.lost, w.lostAt = true, time.Now()
 		release := w.gate.hold()
-		w.since = w.ledgerEnd()
+		w.since = w.ledgerEnd(ctx)
 		release()
 		w.oracle.comesBack("a pipeline that lost rows lacks them until they are sent again", true)
 		w.sim.Crash(keep)
@@ -340,8 +340,8 @@ func (w *bankWorld) crashDestination(keep core.Keep) {
 }
 
 // ledgerEnd gives the ledger's last row, which a loss can take.
-func (w *bankWorld) ledgerEnd() int64 {
-	n, err := harness.QueryValue[int64](context.Background(), w.pg, "SELECT coalesce(max(id), 0) FROM ledger")
+func (w *bankWorld) ledgerEnd(ctx context.Context) int64 {
+	n, err := harness.QueryValue[int64](ctx, w.pg, "SELECT coalesce(max(id), 0) FROM ledger")
 	if err != nil {
 		panic(fmt.Sprintf("a server that nobody stopped does not answer: %v", err))
 	}

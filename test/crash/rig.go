@@ -43,7 +43,7 @@ type world interface {
 	// killSource crashes the source server and brings it up again.
 	killSource(ctx context.Context) error
 	// crashDestination crashes the pipeline and brings it up with what it keeps.
-	crashDestination(keep core.Keep)
+	crashDestination(ctx context.Context, keep core.Keep)
 	// unclean tells the oracle that the daemon ends without order.
 	unclean()
 	// provoke makes the daemon pass places that a steady stream does not.

@@ -433,7 +433,7 @@ func outOfOrder(ctx context.Context, w world) error {
 	limit, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	_ = harness.Eventually(limit, "a status that a right build does not send", func(context.Context) (any, bool) { return nil, b.tap.moved() > moved })
-	b.crashDestination(core.KeepJournal)
+	b.crashDestination(ctx, core.KeepJournal)
 	b.sim.ReleaseIngest("")
 	release()
 	release = func() {}
@@ -452,7 +452,7 @@ func acceptedAndGone(ctx context.Context, w world) error {
 	if err := b.accept(ctx, onlyWriter); err != nil {
 		return err
 	}
-	b.crashDestination(core.KeepJournal)
+	b.crashDestination(ctx, core.KeepJournal)
 	b.sim.ReleaseIngest("")
 	watch(ctx, w, 2*time.Second)
 	release()
@@ -474,7 +474,7 @@ func rowAlone(ctx context.Context, w world) error {
 	}
 	watch(ctx, w, 3*time.Second)
 	b.daemon.Kill()
-	b.crashDestination(core.KeepJournal)
+	b.crashDestination(ctx, core.KeepJournal)
 	b.sim.ReleaseIngest("")
 	if err := b.daemon.Restart(nil); err != nil {
 		return err

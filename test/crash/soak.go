@@ -103,8 +103,8 @@ var weather = []struct {
 		return r.standStill(ctx, time.Duration(random.IntN(6000))*time.Millisecond)
 	}},
 	{"source server killed", func(ctx context.Context, w world, _ *rand.Rand) error { return w.killSource(ctx) }},
-	{"destination back from its journal", func(_ context.Context, w world, _ *rand.Rand) error {
-		w.crashDestination(core.KeepJournal)
+	{"destination back from its journal", func(ctx context.Context, w world, _ *rand.Rand) error {
+		w.crashDestination(ctx, core.KeepJournal)
 		return nil
 	}},
 	{"completion frozen", func(ctx context.Context, w world, random *rand.Rand) error {

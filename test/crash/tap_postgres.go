@@ -158,13 +158,6 @@ func (t *postgresTap) anotherSlot() {
 	t.another = true
 }
 
-// said counts the updates.
-func (t *postgresTap) said() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.updates
-}
-
 func (t *postgresTap) wrong() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
