@@ -195,6 +195,7 @@ func (a *attempt) connections(work, hard context.Context) {
 		var refused *decode.Refusal
 		switch {
 		case errors.As(err, &refused):
+			err = a.placed(err, refused)
 			a.s.reportFailure(CheckSource, err)
 			// What was received before it is not to blame: it is delivered
 			// first, if the destination takes it.

@@ -314,6 +314,10 @@ func classify(operation string, err error) error {
 	switch pgErr.Code {
 	case "25006":
 		r.Expected, r.Do = "a server that can be written to for this", "run it on the primary; a standby gets it from there"
+	case "22021":
+		r.Expected = "text in the encoding that the database says it has: one with SQL_ASCII takes any bytes, and the server cannot send those as UTF-8"
+		r.Do = "mend the rows at the source, which helps later changes; what is in the WAL already can only be passed over: " +
+			"SELECT pg_replication_slot_advance to behind the transaction, load what it changed, then run: pgsource state reset -yes"
 	case "42501":
 		r.Expected, r.Do = "a role with REPLICATION that may do this", "grant what is missing, or let an owner create the publication and the slot beforehand"
 	case "42704":

@@ -122,7 +122,7 @@ func (s *Source) checkPartitions(ctx context.Context, conn *pgx.Conn, r *ready, 
 			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication,
 			Why:      fmt.Sprintf("%s is partitioned, and the publication sends the rows of its partitions under their own names", rel),
 			Expected: "rows under the name of the partitioned table",
-			Do: fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true), which holds for changes made after it: changes that are in the WAL already keep the partitions' names, so make the slot anew if there are any",
+			Do: fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true), which holds for changes made after it: changes that are in the WAL already keep the partitions' names, so make the slot anew if there are any; or list the partitions in PGSOURCE_TABLES by their own names, and not this one",
 				quoteIdentifier(s.cfg.Publication)),
 		}
 	}

@@ -207,3 +207,15 @@ func (s *Source) Delivering() string {
 	}
 	return l.what() + ", " + l.where()
 }
+
+// placed says of a refusal that ended a stream behind which position it was,
+// where the refusal itself does not say where.
+func (a *attempt) placed(err error, refused *decode.Refusal) error {
+	var streaming *streamError
+	if !errors.As(err, &streaming) || refused.Where != "" {
+		return err
+	}
+	at := *refused
+	at.Where = "LSN behind " + decode.FormatLSN(a.received())
+	return &at
+}
