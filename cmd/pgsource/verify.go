@@ -165,6 +165,9 @@ func describeTable(b *strings.Builder, t *wal.TableReport, sample float64) {
 		if t.More {
 			what = fmt.Sprintf("DIFFERENT in more than %d rows", len(t.Differences))
 		}
+	case t.Refused != "":
+		fmt.Fprintf(b, "%s (Feldera table %s): not compared: %s\n", t.Table, t.Target, t.Refused)
+		return
 	case len(t.Unsettled) > 0:
 		what = "not decided"
 	}

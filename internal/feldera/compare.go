@@ -78,6 +78,10 @@ func NewComparer(e *Encoder) (*Comparer, error) {
 	if !t.HasKey() {
 		return nil, refuse("it has no PRIMARY KEY, so its rows have no names by which they could be compared", "a PRIMARY KEY", "declare the source's key as the table's PRIMARY KEY")
 	}
+	if e.identity != nil {
+		return nil, refuse("its PRIMARY KEY is where each row stands in the change log, which the source's table does not say: the rows of the two cannot be paired",
+			"a PRIMARY KEY that the source has", "compare it by a query of your own, such as the number of rows")
+	}
 	if !t.Materialized {
 		return nil, refuse("it is not materialized, so no query can read it", "a table that queries can read", "declare it with 'materialized' = 'true'")
 	}

@@ -343,9 +343,20 @@ func TestComparerKeys(t *testing.T) {
 	}
 }
 
-// What cannot be compared is said before anything is read.
+// What cannot be compared is said before anything is read: also a table whose
+// key the daemon makes up.
 func TestComparerRefuses(t *testing.T) {
 	_, _, s := simulated(t, felderasim.Options{SQL: `CREATE TABLE bag (id BIGINT) WITH ('materialized' = 'true'); CREATE TABLE k (id INT ARRAY NOT NULL PRIMARY KEY)`}, Config{})
+	_, _, made := simulated(t, felderasim.Options{SQL: `CREATE TABLE made (id BIGINT, holdfast_source VARCHAR NOT NULL, holdfast_partition VARCHAR NOT NULL,
+		holdfast_position DECIMAL(20, 0) NOT NULL, holdfast_sequence BIGINT NOT NULL,
+		PRIMARY KEY (holdfast_source, holdfast_partition, holdfast_position, holdfast_sequence))`}, Config{})
+	e, err := NewEncoder(table(t, made, "made"), &decode.Relation{ID: 1, Name: "made", Identity: decode.IdentityFull, Columns: []decode.Column{{Name: "id", TypeOID: 20, Key: true}}}, Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewComparer(e); err == nil || !strings.Contains(err.Error(), "change log") {
+		t.Error(err)
+	}
 	for name, col := range map[string]decode.Column{"bag": {Name: "id", TypeOID: 20}, "k": {Name: "id", TypeOID: 1007, Element: 23, Key: true}} {
 		e, err := NewEncoder(table(t, s, name), &decode.Relation{ID: 1, Name: name, Identity: decode.IdentityDefault, Columns: []decode.Column{col}}, Policy{})
 		if err != nil {

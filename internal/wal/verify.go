@@ -121,6 +121,8 @@ type TableReport struct {
 	More      bool                 `json:"more"`
 	Unsettled []Unsettled          `json:"unsettled"`
 	Left      []feldera.Uncompared `json:"not_compared"`
+	// Refused says why the table cannot be compared at all, "" where it can.
+	Refused string `json:"refused,omitempty"`
 	// Coarse says why two keys that are one to the source may be two in the
 	// pipeline, "" where that cannot be.
 	Coarse  string  `json:"coarse_key,omitempty"`
@@ -140,9 +142,10 @@ func (r *Report) Different() bool {
 	return slices.ContainsFunc(r.Tables, func(t TableReport) bool { return len(t.Differences) > 0 })
 }
 
-// Undecided tells whether any key did not come to rest.
+// Undecided tells whether any key did not come to rest, or any table could not
+// be compared.
 func (r *Report) Undecided() bool {
-	return slices.ContainsFunc(r.Tables, func(t TableReport) bool { return len(t.Unsettled) > 0 })
+	return slices.ContainsFunc(r.Tables, func(t TableReport) bool { return len(t.Unsettled) > 0 || t.Refused != "" })
 }
 
 const (
@@ -238,7 +241,11 @@ func (s *Source) Verify(ctx context.Context, o VerifyOptions) (*Report, error) {
 			return nil, err
 		}
 		v := &verifier{s: s, o: &o, conn: conn, space: space, seed: maphash.MakeSeed(), seen: make(map[string]bool)}
-		if err := v.table(ctx, t, target); err != nil {
+		err = v.table(ctx, t, target)
+		if refused, ok := errors.AsType[*decode.Refusal](err); ok && refused.Reason == decode.ReasonUnsupported {
+			v.report.Refused, err = refused.Error(), nil // the others can be compared
+		}
+		if err != nil {
 			return nil, fmt.Errorf("compare %s.%s: %w", t.Schema, t.Name, err)
 		}
 		report.Tables = append(report.Tables, v.report)

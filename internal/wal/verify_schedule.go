@@ -128,11 +128,14 @@ func (s *Source) showReport(report *Report) {
 	m := s.cfg.Metrics.verify
 	result := verifyEqual
 	var worst []string
-	rows, unsettled := int64(0), 0
+	rows, unsettled, refused := int64(0), 0, 0
 	for i := range report.Tables {
 		t := &report.Tables[i]
 		rows += t.SourceRows
 		unsettled += len(t.Unsettled)
+		if t.Refused != "" {
+			refused++
+		}
 		m.rows.WithLabelValues("source").Add(float64(t.SourceRows))
 		m.rows.WithLabelValues("destination").Add(float64(t.TargetRows))
 		m.unsettled.WithLabelValues(t.Table).Set(float64(len(t.Unsettled)))
@@ -162,6 +165,9 @@ func (s *Source) showReport(report *Report) {
 	case unsettled > 0:
 		result = verifyUndecided
 		st.Message += fmt.Sprintf(", but for %d keys that did not come to rest", unsettled)
+	}
+	if refused > 0 {
+		st.Message += fmt.Sprintf("; %d tables cannot be compared, pgsource verify says why", refused)
 	}
 	m.runs.WithLabelValues(result).Inc()
 	s.cfg.Report(st)
