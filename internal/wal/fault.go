@@ -329,6 +329,10 @@ func classify(operation string, err error) error {
 		r.Expected = "the publication to exist at every position of the slot"
 		r.Do = "a publication that is made after the slot does not help the slot's earlier changes: drop the slot, make the publication, make the slot again and load the tables"
 	case "53400":
+		if strings.Contains(pgErr.Message, "temporary file") {
+			r.Reason, r.Expected, r.Do = decode.ReasonLimit, "room for it in temporary files of the server", "raise temp_file_limit, or work_mem, for this role"
+			break
+		}
 		r.Expected, r.Do = "a free replication slot", "raise max_replication_slots (needs a restart of the server), or drop a slot that nobody uses: SELECT slot_name, active FROM pg_replication_slots"
 	case "55006":
 		return &outage{what: operation, why: pgErr.Message, do: "another process uses it, perhaps another pgsource", err: err}

@@ -341,6 +341,19 @@ func TestPeekErrors(t *testing.T) {
 	}
 }
 
+// The same code means other things too.
+func TestLimitsByTheirWords(t *testing.T) {
+	for message, says := range map[string]string{
+		"temporary file size exceeds temp_file_limit (0kB)": "temp_file_limit",
+		"all replication slots are in use":                  "max_replication_slots",
+	} {
+		err := classify("look", &pgconn.PgError{Code: "53400", Message: message})
+		if refused := refusal(t, err); !strings.Contains(refused.Do, says) {
+			t.Errorf("%s: %v", message, err)
+		}
+	}
+}
+
 func TestReadIdentity(t *testing.T) {
 	id, err := readIdentity("76543", "0000001F", "shop", "false")
 	if want := (identity{"76543", 31, "shop"}); err != nil || id != want {

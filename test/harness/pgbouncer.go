@@ -25,9 +25,9 @@ type PgBouncer struct {
 	log     *Log
 }
 
-// StartPgBouncer starts a pooler with a pool of one session for each database
-// and user. mode is its pool_mode. The caller must Close it.
-func StartPgBouncer(ctx context.Context, pg *Postgres, mode string) (*PgBouncer, error) {
+// StartPgBouncer starts a pooler with so many sessions of the server for each
+// database and user. mode is its pool_mode. The caller must Close it.
+func StartPgBouncer(ctx context.Context, pg *Postgres, mode string, sessions int) (*PgBouncer, error) {
 	ctx, cancel := withDefaultTimeout(ctx, 30*time.Second)
 	defer cancel()
 	path, err := exec.LookPath("pgbouncer")
@@ -49,8 +49,8 @@ func StartPgBouncer(ctx context.Context, pg *Postgres, mode string) (*PgBouncer,
 		return nil, errors.Join(err, os.RemoveAll(p.dir))
 	}
 	users := filepath.Join(p.dir, "users")
-	conf := fmt.Sprintf("[databases]\n* = host=127.0.0.1 port=%d\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = trust\nauth_file = %s\npool_mode = %s\ndefault_pool_size = 3\n",
-		pg.port, p.port, users, mode)
+	conf := fmt.Sprintf("[databases]\n* = host=127.0.0.1 port=%d\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = trust\nauth_file = %s\npool_mode = %s\ndefault_pool_size = %d\n",
+		pg.port, p.port, users, mode, sessions)
 	for name, content := range map[string]string{"users": "\"postgres\" \"\"\n", "pgbouncer.ini": conf} {
 		if err := os.WriteFile(filepath.Join(p.dir, name), []byte(content), 0o644); err != nil {
 			return nil, errors.Join(fmt.Errorf("write %s: %w", name, err), p.Close())
@@ -77,9 +77,9 @@ func StartPgBouncer(ctx context.Context, pg *Postgres, mode string) (*PgBouncer,
 
 // NeedPgBouncer is [StartPgBouncer] for tests: it fails the test when the pooler
 // does not start, and closes it at the end.
-func NeedPgBouncer(tb testing.TB, pg *Postgres, mode string) *PgBouncer {
+func NeedPgBouncer(tb testing.TB, pg *Postgres, mode string, sessions int) *PgBouncer {
 	tb.Helper()
-	p, err := StartPgBouncer(tb.Context(), pg, mode)
+	p, err := StartPgBouncer(tb.Context(), pg, mode, sessions)
 	if err != nil {
 		tb.Fatal(err)
 	}
