@@ -81,7 +81,7 @@ $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## the linters of .golangci.yml, and scripts that do not parse
-	bash -n test/setup.sh test/postgres-matrix.sh .ci/run
+	for script in test/setup.sh test/postgres-matrix.sh test/newcomer.sh .ci/run; do bash -n "$$script"; done
 	"$(TOOLS)/golangci-lint" run ./...
 
 .PHONY: fmt
@@ -124,6 +124,10 @@ soak: setup ## random faults on both daemons for MINUTES (5), from a printed SEE
 .PHONY: retention
 retention: setup ## an idle publication while much WAL is written elsewhere (RETENTION_MB=1024): what the slot holds back
 	RETENTION_MB=$(or $(RETENTION_MB),1024) $(GO_TEST) -v -run '^TestPgsourceRetainedWAL$$' ./test/e2e
+
+.PHONY: newcomer
+newcomer: setup ## a newcomer's path: a clean clone, the demo, wrong settings mended by what is said
+	test/newcomer.sh
 
 .PHONY: replay
 replay: setup ## record traffic and play it twice (DIR=folder with PGSOURCE_… and KAFKASINK_… set: yours)

@@ -56,6 +56,8 @@ func checkSpillDir(text string) error {
 func checkURL(text string) error {
 	u, err := url.Parse(text)
 	switch {
+	case !strings.Contains(text, "://"): // said before the parser finds a port in the scheme's place
+		return wrong("does not begin with http:// or https://")
 	case err != nil:
 		return wrong("is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":

@@ -122,9 +122,9 @@ func (s Setting) Allowed() string {
 	case "int":
 		return "a whole number" + s.bounds()
 	case "duration":
-		return "a duration with a unit, such as 500ms, 30s or 5m," + s.bounds()
+		return "a duration with a unit, such as " + cmp.Or(s.Default, s.Min) + "," + s.bounds()
 	case "size":
-		return "a size with a unit, such as 512KiB or 64MiB," + s.bounds()
+		return "a size with a unit, such as " + cmp.Or(s.Default, s.Min) + "," + s.bounds()
 	case "enum":
 		return alternatives(s.OneOf)
 	}

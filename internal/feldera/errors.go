@@ -346,7 +346,7 @@ func (e *Error) refusal(c *Client) *decode.Refusal {
 		r.Do = "give the key the role Write"
 	case e.Code == codeUnknownPipeline:
 		r.Why = "there is no such pipeline"
-		r.Do = "create the pipeline, or correct its name"
+		r.Do = "create the pipeline (for tables of Postgres, run: pgsource feldera-sql -apply), or correct its name in FELDERA_PIPELINE"
 	case e.Code == codeUnknownTable:
 		r.Reason, r.Why = decode.ReasonSchema, "the program has no such table"
 		r.Do = "add the table to the pipeline's program"

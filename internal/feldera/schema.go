@@ -407,7 +407,7 @@ func (s *Schema) Table(name string) (*Table, error) {
 	}
 	r := &decode.Refusal{
 		Reason: decode.ReasonSchema, What: fmt.Sprintf("table %q", clip(name, 100)), Where: s.where,
-		Why: "the program has no such input table", Do: "add it to the pipeline's program, or correct the name in PGSOURCE_TABLES or KAFKASINK_TOPICS",
+		Why: "the program has no such input table", Do: "add it to the pipeline's program (for tables of Postgres, run: pgsource feldera-sql -apply), or correct the name in PGSOURCE_TABLES or KAFKASINK_TOPICS",
 	}
 	if near := s.near(foldSpelling(name)); len(near) > 0 {
 		r.Expected = "one of the program's tables, perhaps " + strings.Join(near, " or ")

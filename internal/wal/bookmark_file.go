@@ -263,7 +263,7 @@ func (f *FileStore) noFolder() error {
 	return &decode.Refusal{
 		Reason: decode.ReasonSetup, What: "state", Where: f.Where(), Why: "there is no folder " + filepath.Dir(f.path),
 		Expected: "a folder that keeps its content over a restart; it is not made here, since a volume may not be mounted",
-		Do:       "make or mount the folder, or correct PGSOURCE_STATE",
+		Do:       "mount the folder, or make it (run: mkdir -p '" + filepath.Dir(f.path) + "'), or correct PGSOURCE_STATE",
 	}
 }
 

@@ -351,7 +351,14 @@ func (s *Source) CheckSlotState(ctx context.Context) (string, error) {
 			return err
 		}
 		if slot == nil {
-			return s.withoutCreating().ensureSlot(ctx, conn, &ready{}) // says what its absence means
+			if s.cfg.Create {
+				return s.orphanedPublication() // else it were a first start
+			}
+			var publication bool
+			if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)`, s.cfg.Publication).Scan(&publication); err != nil {
+				return classify("look up the publication", err)
+			}
+			return s.noSlot(publication)
 		}
 		said = slot.String()
 		return slot.usable(s.cfg.Slot)

@@ -161,21 +161,10 @@ func (s *Source) createSlot(ctx context.Context, conn *pgx.Conn) (*slotState, er
 		return nil, s.slotDropped()
 	}
 	if !s.cfg.Create {
-		return nil, &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot, Why: "the server has none of this name",
-			Expected: "a logical slot of the plug-in pgoutput in this database",
-			Do: fmt.Sprintf("set PGSOURCE_CREATE=true, or run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); a new slot holds only changes made after it",
-				quoteLiteral(s.cfg.Slot)),
-		}
+		return nil, s.noSlot(true) // without the publication it would not come to this
 	}
 	if !s.madePublication.Load() {
-		return nil, &decode.Refusal{
-			Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
-			Why:      "the publication is there and the slot is not: it was dropped, or this server was promoted without it",
-			Expected: "the slot that an earlier start made; a new one does not have what was committed before it",
-			Do: fmt.Sprintf("load the tables again and then run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); at a first start with a publication of your own, run it as well",
-				quoteLiteral(s.cfg.Slot)),
-		}
+		return nil, s.orphanedPublication()
 	}
 	if err := s.makeSlot(ctx, conn); err != nil {
 		return nil, err
@@ -191,6 +180,33 @@ func (s *Source) createSlot(ctx context.Context, conn *pgx.Conn) (*slotState, er
 	}
 	s.log.WarnContext(ctx, "slot created: changes committed before it are not part of the stream", "slot", s.cfg.Slot, "lsn", decode.FormatLSN(slot.confirmed))
 	return slot, nil
+}
+
+// noSlot is the refusal where no slot is to be made. Where there is a publication
+// already, PGSOURCE_CREATE makes no slot either: see orphanedPublication.
+func (s *Source) noSlot(publication bool) error {
+	do := "set PGSOURCE_CREATE=true, or "
+	if publication {
+		do = ""
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot, Why: "the server has none of this name",
+		Expected: "a logical slot of the plug-in pgoutput in this database",
+		Do: do + fmt.Sprintf("run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); a new slot holds only changes made after it",
+			quoteLiteral(s.cfg.Slot)),
+	}
+}
+
+// orphanedPublication is the refusal to make a slot beside a publication that
+// somebody else, or an earlier start, has made: it would hide a gap.
+func (s *Source) orphanedPublication() error {
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
+		Why:      "the publication is there and the slot is not: it was dropped, or this server was promoted without it",
+		Expected: "the slot that an earlier start made; a new one does not have what was committed before it",
+		Do: fmt.Sprintf("load the tables again and then run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); at a first start with a publication of your own, run it as well",
+			quoteLiteral(s.cfg.Slot)),
+	}
 }
 
 // slotPatience is how long the creation of a slot may be silent: after that,
