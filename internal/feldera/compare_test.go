@@ -347,8 +347,8 @@ func TestComparerKeys(t *testing.T) {
 // key the daemon makes up.
 func TestComparerRefuses(t *testing.T) {
 	_, _, s := simulated(t, felderasim.Options{SQL: `CREATE TABLE bag (id BIGINT) WITH ('materialized' = 'true'); CREATE TABLE k (id INT ARRAY NOT NULL PRIMARY KEY)`}, Config{})
-	_, _, made := simulated(t, felderasim.Options{SQL: `CREATE TABLE made (id BIGINT, holdfast_source VARCHAR NOT NULL, holdfast_partition VARCHAR NOT NULL,
-		holdfast_position DECIMAL(20, 0) NOT NULL, holdfast_sequence BIGINT NOT NULL,
+	_, _, made := simulated(t, felderasim.Options{SQL: `CREATE TABLE made (id BIGINT, holdfast_source VARCHAR NOT NULL, holdfast_partition INTEGER NOT NULL,
+		holdfast_position BIGINT NOT NULL, holdfast_sequence BIGINT NOT NULL,
 		PRIMARY KEY (holdfast_source, holdfast_partition, holdfast_position, holdfast_sequence))`}, Config{})
 	e, err := NewEncoder(table(t, made, "made"), &decode.Relation{ID: 1, Name: "made", Identity: decode.IdentityFull, Columns: []decode.Column{{Name: "id", TypeOID: 20, Key: true}}}, Policy{})
 	if err != nil {
