@@ -42,6 +42,7 @@ func program() ops.Program {
 			ownersVerb(),
 			verifyVerb(),
 			skipVerb(),
+			snapshotVerb(),
 			publicationVerb(),
 			transactionVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
@@ -145,6 +146,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		Truncate: truncates[c.Truncate], IgnorePartitions: c.Partitions == config.Ignore,
 		AckOn: rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
 		ProgressTable: progressTable(c), OwnersTable: c.ProgressTable, StopOnLoss: c.OnLoss == config.Stop,
+		Snapshot: snapshots[c.Snapshot], ChunkTime: c.ChunkTime, ChunkBytes: int(c.ChunkBytes), SnapshotLag: int64(c.SnapshotLag),
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
 		TakeoverAfter: c.TakeoverAfter, VerifyInterval: c.VerifyInterval, VerifyRate: c.VerifyRate,
@@ -172,6 +174,11 @@ var rungs = map[string]ack.Rung{config.Completed: ack.Completed, config.Durable:
 
 // transports maps PGSOURCE_TRANSPORT.
 var transports = map[string]wal.Transport{config.Stream: wal.TransportStream, config.Peek: wal.TransportPeek}
+
+// snapshots maps PGSOURCE_SNAPSHOT.
+var snapshots = map[string]wal.SnapshotMode{
+	config.Auto: wal.SnapshotAuto, config.Initial: wal.SnapshotInitial, config.Never: wal.SnapshotNever, config.Only: wal.SnapshotOnly,
+}
 
 // truncates maps PGSOURCE_TRUNCATE.
 var truncates = map[string]wal.TruncatePolicy{

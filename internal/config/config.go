@@ -39,7 +39,11 @@ const (
 
 	Heal = "heal"
 
-	Auto            = "auto"
+	Auto    = "auto"
+	Initial = "initial"
+	Never   = "never"
+	Only    = "only"
+
 	AtLeastOnce     = "at_least_once"
 	EffectivelyOnce = "effectively_once"
 
@@ -114,6 +118,10 @@ type PGSource struct {
 	Delivery        string        `env:"PGSOURCE_DELIVERY" envDefault:"at_least_once" oneof:"at_least_once|effectively_once" help:"at_least_once: after a crash what was not acknowledged is sent again. effectively_once: progress is recorded in PGSOURCE_PROGRESS_TABLE behind the rows, and read at each start: what the pipeline holds is not sent again, what it lost is noticed, and what must be sent again becomes visible at once. Needs a state, PGSOURCE_ATOMICITY=transaction, a PRIMARY KEY in Feldera for each table, and the progress table, which feldera-sql prints."`
 	ProgressTable   string        `env:"PGSOURCE_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table of PGSOURCE_DELIVERY=effectively_once, and in which is recorded, where the pipeline has it, who feeds which table; as SQL writes it. Daemons of one pipeline can share it."`
 	OnLoss          string        `env:"PGSOURCE_ON_DESTINATION_LOSS" envDefault:"heal" oneof:"heal|stop" help:"The pipeline lost rows that were acknowledged, or may have: go on as phase needs resync, with /healthz at 503, the positions and the tables by name; or stop with exit code 65."`
+	Snapshot        string        `env:"PGSOURCE_SNAPSHOT" envDefault:"auto" oneof:"auto|initial|never|only" help:"Which rows that are in a table already are copied, beside the stream. auto: those of all tables when pgsource makes the slot, and of tables that are added to PGSOURCE_TABLES later; of a slot that was there before the state, none, since whoever made it has loaded the tables; without a state, none. initial: also those of a slot that was there before. never: none. only: those of every table that was not copied yet; then it ends with exit code 0. Tables need a PRIMARY KEY in Feldera for it."`
+	ChunkTime       time.Duration `env:"PGSOURCE_SNAPSHOT_CHUNK_TIME" envDefault:"500ms" min:"10ms" max:"1m" help:"About how long one read of a table may take. The transaction at the source is open for so long, and a TRUNCATE or ALTER of the table waits for it."`
+	ChunkBytes      Size          `env:"PGSOURCE_SNAPSHOT_CHUNK_BYTES" envDefault:"8MiB" min:"64KiB" max:"1GiB" help:"Most bytes of rows that are read at once and held in memory until Feldera has them; a single row may be larger."`
+	SnapshotLag     Size          `env:"PGSOURCE_SNAPSHOT_MAX_LAG" envDefault:"256MiB" min:"0B" max:"16TiB" help:"While more WAL than this is not acknowledged, no further rows are copied: the stream goes first. 0B: they are copied all the same."`
 	AckOn           string        `env:"PGSOURCE_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What the LSN waits for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start."`
 	OnRefusal       string        `env:"PGSOURCE_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	ExtraColumns    string        `env:"PGSOURCE_EXTRA_COLUMNS" envDefault:"stop" oneof:"stop|ignore" help:"A source column that the Feldera table does not have: stop before anything is lost, or leave the column out."`
@@ -187,10 +195,8 @@ type KafkaSink struct {
 	SASLToken        Secret        `env:"KAFKASINK_SASL_TOKEN" form:"token" example:"eyJhbGciOiJub25lIn0.e30." help:"Bearer token for oauthbearer, mostly given as a file that something else keeps fresh; the session token for aws-msk-iam, where there is one."`
 	SASLTokenURL     string        `env:"KAFKASINK_SASL_TOKEN_URL" form:"tokenurl" example:"https://login.example.com/oauth2/token" help:"Endpoint that gives oauthbearer a token by the client credentials grant, for KAFKASINK_SASL_USER and KAFKASINK_SASL_PASSWORD. Not together with KAFKASINK_SASL_TOKEN."`
 	SASLScope        string        `env:"KAFKASINK_SASL_SCOPE" form:"text" example:"kafka" help:"Scope to ask for at KAFKASINK_SASL_TOKEN_URL."`
-	Delivery         string        `env:"KAFKASINK_DELIVERY" envDefault:"auto" oneof:"auto|effectively_once|at_least_once" help:"at_least_once: after a crash what was not committed is sent again. effectively_once: progress is recorded in KAFKASINK_PROGRESS_TABLE behind the rows, and read when a partition is taken: what the pipeline holds is not sent again, and what it lost is noticed. Needs a PRIMARY KEY in Feldera for each table, and the progress table, which feldera-sql prints. auto: effectively_once where the pipeline allows it, else at_least_once, and the check delivery says why."`
-	OnLoss           string        `env:"KAFKASINK_ON_DESTINATION_LOSS" envDefault:"heal" oneof:"heal|stop" help:"The pipeline lost rows that were committed. heal: with effectively_once, deliver again from what it holds, or from the log's start where retention has taken that, which stays on /healthz with the offsets; the group's offset goes back. stop: stop the partition with both positions. With at_least_once nobody can tell what is lost: heal says so and goes on, stop stops at a restart of the pipeline."`
 	AckOn            string        `env:"KAFKASINK_ACK_ON" envDefault:"completed" oneof:"completed|durable" help:"What offsets wait for: completed, when Feldera has processed the rows; or durable, when a checkpoint holds them, which only pipelines with checkpoints offer: others are refused at start. Batches stay in flight until then, so raise KAFKASINK_IN_FLIGHT."`
-	ProgressTable    string        `env:"KAFKASINK_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table in which progress is recorded (KAFKASINK_DELIVERY), and that this group feeds its tables, so that nobody takes away its rows; as SQL writes it. Where the pipeline has none, nothing is recorded. Daemons of one pipeline can share it; pgsource feldera-sql prints it."`
+	ProgressTable    string        `env:"KAFKASINK_PROGRESS_TABLE" envDefault:"holdfast_progress" form:"pgname" help:"Feldera table in which is recorded that this group feeds its tables, so that nobody takes away its rows; as SQL writes it. Where the pipeline has none, nothing is recorded. Daemons of one pipeline can share it; pgsource feldera-sql prints it."`
 	OnRefusal        string        `env:"KAFKASINK_ON_REFUSAL" envDefault:"exit" oneof:"exit|wait" help:"When a person has to act for all partitions: exit with code 65, or wait as phase blocked with /healthz at 503. Choose wait where exited processes are restarted regardless."`
 	Unrepresentable  string        `env:"KAFKASINK_UNREPRESENTABLE" envDefault:"refuse" oneof:"refuse|null" help:"A value that the Feldera column cannot hold: refuse the record, or send NULL where the column allows it."`
 	DecimalExcess    string        `env:"KAFKASINK_DECIMAL_EXCESS" envDefault:"refuse" oneof:"refuse|truncate" help:"A number or time with more digits than the Feldera column keeps: refuse the record, or cut the digits off. REAL and DOUBLE columns round instead. A column of the PRIMARY KEY always refuses: two rows could become one."`
@@ -219,6 +225,11 @@ func LoadPGSource(environ []string) (*PGSource, error) {
 		"only together with PGSOURCE_STATE=postgres:schema.table", "PGSOURCE_STATE")
 	r.require(c.TakeoverAfter == 0 || c.TakeoverAfter >= 15*time.Second, "PGSOURCE_TAKEOVER_AFTER",
 		"is so short that a pgsource that lives could be taken for dead", "0s or at least 15s")
+	if c.Snapshot == Initial || c.Snapshot == Only {
+		place := c.StatePlace()
+		r.require(place.Path != "" || place.Table != "", "PGSOURCE_STATE", "keeps nothing, so a restart in the middle of a copy would not know of it",
+			"a file or a table with PGSOURCE_SNAPSHOT="+c.Snapshot, "PGSOURCE_SNAPSHOT")
+	}
 	if c.Delivery == EffectivelyOnce {
 		r.require(c.Atomicity == Transaction, "PGSOURCE_ATOMICITY", "lets what is sent again after a crash be seen table by table",
 			"transaction with PGSOURCE_DELIVERY=effectively_once", "PGSOURCE_DELIVERY")

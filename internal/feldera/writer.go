@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/go-json-experiment/json"
 
@@ -30,11 +29,8 @@ type Writer struct {
 	// only is the one incarnation that the rows in hand may go to, "" for the
 	// expected one, whichever that is. It is guarded by turn.
 	only string
-	// alsoOthers: other processes write the table whatever Config.Shared says, as
-	// daemons do that share a progress table. It is set before the first request.
-	alsoOthers atomic.Bool
 	// mixing is how many parse errors the endpoint had when it was last looked
-	// at, where others write the table too. Guarded by turn.
+	// at, with Config.Shared. Guarded by turn.
 	mixing mixing
 	// patience is how many requests with the same rows may go unanswered before
 	// Send gives up, 0 for any number; named are the rows that the last refusal
@@ -57,9 +53,6 @@ func (c *Client) Writer(t *Table) *Writer {
 	}
 	return w
 }
-
-// shared tells whether other processes write the table.
-func (w *Writer) shared() bool { return w.c.cfg.Shared || w.alsoOthers.Load() }
 
 func (w *Writer) what() string { return "write table " + w.table.spelling }
 

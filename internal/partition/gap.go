@@ -12,7 +12,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"holdfast/internal/decode"
-	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
 )
 
@@ -302,22 +301,16 @@ func (s *session) mendGap(ctx context.Context, h *held) time.Duration {
 			if !s.forgive(h, t) {
 				return
 			}
-			cfg := lane.Config{
+			s.enter(lane.New(lane.Config{
 				Topic: h.topic, TopicID: f.newID, Partition: h.partition, Epoch: h.lane.Epoch() + 1,
 				Start: r.to, StartLeaderEpoch: -1, Committed: lane.NoCommit, NotBefore: h.lane.NotBefore(),
 				Limits: lane.Limits{HighRecords: s.cfg.LaneRecords, HighBytes: s.cfg.LaneMemory},
-			}
-			var k *taking
-			if h.taking != nil {
-				// Other records stand at these offsets now, so that nothing which is
-				// remembered of the old ones counts.
-				cfg.Progress = &lane.Progress{}
-				k = &taking{noted: feldera.Noted{Epoch: h.lane.Epoch()}, begin: min(h.taking.begin, r.to), gone: h.taking.gone}
-			}
-			s.enter(lane.New(cfg), h.waits, k)
+			}), h.waits)
 			s.seek(h.place, r.to)
-			wake(s.kick)
-			s.wakeTaking()
+			select {
+			case s.kick <- struct{}{}:
+			default:
+			}
 		})
 	}
 	return 0

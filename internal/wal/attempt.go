@@ -46,6 +46,11 @@ type attempt struct {
 	// pressed: what was received is to be delivered before any more is read.
 	pressed atomic.Bool
 
+	// merge brings copied rows and the stream together, chunk is what was read
+	// last.
+	merge *merge
+	chunk atomic.Pointer[chunk]
+
 	proven   signal // the ledger may have something to acknowledge
 	progress signal // the bookmark has moved: the server can be told
 	// drained is closed when the deliverer has ended: nothing more can become
@@ -90,6 +95,7 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 		s: s, ready: r, queue: newQueue(s.cfg.MemoryLimit, s.spill), start: r.confirmed,
 		ledger: ack.New(r.confirmed), bookmarked: r.confirmed,
 		proven: newSignal(), progress: newSignal(), drained: newOnce(), settled: newOnce(),
+		merge: newMerge(s.cfg.ChunkBytes),
 	}
 	// Two contexts: work ends at a stop, hard ends when nothing is left to
 	// wait for. What must still run after a stop (waiting for evidence,
@@ -120,6 +126,7 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 	})
 	others.Go(func() { a.keepBookmark(hard) })
 	others.Go(func() { a.watch(work) })
+	others.Go(func() { a.copyTables(work, hard, d) })
 	others.Go(func() { a.watchPipeline(work) })
 	if s.cfg.StopNow != nil {
 		others.Go(func() {

@@ -63,9 +63,9 @@ type State struct {
 	// passed them.
 	Refused *RefusedTransaction `json:"refused,omitzero"`
 	Skip    *SkippedTransaction `json:"skip,omitzero"`
-	// Snapshot is the cursor of a copy of existing rows. This version makes
-	// none; what is there is kept as it is.
-	Snapshot jsontext.Value `json:"snapshot,omitzero"`
+	// Snapshot is what is known of copies of existing rows, and how far they have
+	// got; nil in a state of a version that made none.
+	Snapshot *snapshotState `json:"snapshot,omitzero"`
 
 	Saved  time.Time `json:"saved_at"`
 	Writer string    `json:"writer"` // process that saved it, for people
@@ -260,7 +260,7 @@ func (st *State) valid() error {
 	case len(st.Notices) > maxNotices:
 		return fmt.Errorf("it has %d notices", len(st.Notices))
 	}
-	return nil
+	return st.Snapshot.valid()
 }
 
 // errGoesBack marks a bookmark below the one before.

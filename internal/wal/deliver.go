@@ -74,14 +74,23 @@ type deliverer struct {
 	rec *recorder
 	// rehearsing: rows are encoded to see whether they can be, and thrown away.
 	rehearsing bool
+	// delivered is the end of the transaction that was delivered last. copied
+	// collects copied rows; turned: the last turn was theirs.
+	delivered uint64
+	copied    feldera.Array
+	turned    bool
 
 	mu       sync.Mutex
 	inFlight []*batch // in the order in which they were sent
 	// undurable counts the batches that are completed and wait for a
 	// checkpoint. They take no memory but this and their units in the ledger.
 	undurable int
-	finished  signal
-	stopping  time.Time // when the work ended; zero before
+	// copying counts the requests of copied rows that wait for evidence. lost: no
+	// more evidence comes.
+	copying  int
+	lost     bool
+	finished signal
+	stopping time.Time // when the work ended; zero before
 }
 
 // output collects what one batch has for one Feldera table.
@@ -141,7 +150,7 @@ func newDeliverer(a *attempt, completions *feldera.Completions, durability *feld
 	return &deliverer{
 		a: a, cfg: &a.s.cfg, completions: completions, durability: durability, decoder: decode.NewPgOutput(),
 		routes: make(map[uint32]*route), strangers: make(map[uint32]*decode.Relation), unusable: make(map[uint32]error), finished: newSignal(),
-		atomic: !a.s.cfg.TableAtomicity,
+		atomic: !a.s.cfg.TableAtomicity, delivered: a.start,
 	}
 }
 
@@ -174,9 +183,15 @@ func (d *deliverer) run(work, hard context.Context) error {
 			break
 		}
 		d.cfg.Beat()
+		if d.turned = len(txs) == 0; d.turned {
+			err = d.sendCopied(work)
+			continue
+		}
+		end := txs[len(txs)-1].end
 		if txs, err = d.passHeld(work, txs); err == nil {
 			err = d.deliverParts(work, finish, txs)
 		}
+		d.delivered = end
 	}
 	d.leftOpen(work)
 	if work.Err() != nil && err != nil && errors.Is(err, context.Canceled) {
@@ -190,7 +205,8 @@ func (d *deliverer) run(work, hard context.Context) error {
 }
 
 // collect waits for the first transaction and, for at most BatchAge from when
-// it was received, for company. It returns nil when work ends.
+// it was received, for company. It returns nil when work ends, and none when it
+// is the turn of copied rows.
 func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error) {
 	turn := time.NewTimer(idleTurn)
 	defer turn.Stop()
@@ -201,7 +217,16 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 		if d.a.s.struggle.cautious() {
 			rows = 1
 		}
-		if since, full, some := d.a.queue.oldest(rows, d.cfg.BatchBytes); some && !d.holdsBack(received) {
+		since, full, some := d.a.queue.oldest(rows, d.cfg.BatchBytes)
+		delivered := d.delivered
+		if !some {
+			delivered = max(delivered, received) // everything up to it was there before
+		}
+		// Copied rows and batches take turns where both are ready.
+		if due := d.copyDue(delivered); due && (!some || !d.turned) {
+			return []*transaction{}, nil
+		}
+		if some && !d.holdsBack(received) {
 			left := d.cfg.BatchAge - time.Since(since)
 			if full || left <= 0 {
 				txs, err := d.a.queue.take(rows, d.cfg.BatchBytes)
@@ -221,6 +246,7 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 		turn.Reset(wait)
 		select {
 		case <-d.a.queue.arrived:
+		case <-d.a.merge.wake:
 		case <-turn.C:
 			d.lookAround()
 		case <-work.Done():
@@ -309,7 +335,14 @@ func (d *deliverer) unfinished() int {
 func (d *deliverer) unproven() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.inFlight) + d.undurable
+	return len(d.inFlight) + d.undurable + d.copying
+}
+
+// copiesProven tells whether no request of copied rows waits for evidence.
+func (d *deliverer) copiesProven() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.copying == 0 && !d.lost
 }
 
 // deliver sends one batch. When a transaction in the middle of it is refused,
@@ -635,7 +668,7 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 // lose ends the attempt: nothing more can be proven in it.
 func (d *deliverer) lose(err error) {
 	d.mu.Lock()
-	d.inFlight, d.undurable = nil, 0
+	d.inFlight, d.undurable, d.copying, d.lost = nil, 0, 0, true
 	d.mu.Unlock()
 	d.a.fail(err)
 	d.finished.set()

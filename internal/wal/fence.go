@@ -286,6 +286,7 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 				"was", next.Timeline, "now", r.identity.timeline, "switched_at", r.switchPoint.String(), "lsn", next.Acknowledged.String())
 			next.Timeline, changed = r.identity.timeline, true
 			next.forgetBehind(r.switchPoint)
+			next.copyAgain()
 		}
 		return changed
 	})
@@ -300,8 +301,21 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 		s.log.InfoContext(ctx, "no state yet: begun with the slot's position, so nobody can tell whether the slot was moved before", "store", s.cfg.State.Where(), "slot", s.cfg.Slot, "lsn", decode.FormatLSN(r.confirmed))
 	}
 	r.confirmed = max(r.confirmed, uint64(st.Acknowledged))
+	r.began = first
 	s.reportNotices(st)
 	return nil
+}
+
+// copyAgain lets copies that are under way begin again: rows that they have
+// brought may be ones that the promoted standby never had.
+func (st *State) copyAgain() {
+	if st.Snapshot == nil || len(st.Snapshot.Jobs) == 0 {
+		return
+	}
+	st.Snapshot = st.Snapshot.clone()
+	for i := range st.Snapshot.Jobs {
+		st.Snapshot.Jobs[i].beginAgain()
+	}
 }
 
 // forgetBehind drops what the state says of transactions behind the point where

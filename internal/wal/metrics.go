@@ -12,9 +12,10 @@ import (
 // Metrics are the numbers a Source keeps. Positions are LSNs as byte counts
 // of WAL; differences between them are bytes.
 type Metrics struct {
-	slot   *slotMetrics
-	peek   *peekMetrics
-	verify *verifyMetrics
+	slot     *slotMetrics
+	peek     *peekMetrics
+	verify   *verifyMetrics
+	snapshot *snapshotMetrics
 
 	transactions prometheus.Counter
 	rows         *prometheus.CounterVec
@@ -66,9 +67,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	m := &Metrics{
-		slot:   newSlotMetrics(reg),
-		peek:   newPeekMetrics(reg),
-		verify: newVerifyMetrics(reg),
+		slot:     newSlotMetrics(reg),
+		peek:     newPeekMetrics(reg),
+		verify:   newVerifyMetrics(reg),
+		snapshot: newSnapshotMetrics(reg),
 
 		transactions: counter("pgsource_transactions_total", "Transactions received whole, by their COMMIT."),
 		rows: prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -38,7 +38,7 @@ func (d *deliverer) outliveOthers(work context.Context, sent uint64) error {
 	_, none := s.keeper.store.(noStore)
 	switch {
 	case none, st == nil: // somebody may have sent anything
-	case sent <= d.a.start:
+	case sent <= d.a.start && st.copiesQuiet():
 		s.alone.Store(true)
 		return nil
 	}

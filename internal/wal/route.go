@@ -52,6 +52,9 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 		if d.superseded[r.rel.ID] > 0 {
 			return nil // a TRUNCATE later in the transaction takes it away
 		}
+		if d.a.merge.on.Load() && !d.rehearsing {
+			d.note(r, &m.Change, tx)
+		}
 		m.Change.Position = decode.Position{LSN: tx.end, Source: r.source, Sequence: r.out.sequence}
 		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
 			if sabotage.On(sabotage.SkipUnrenderable) {

@@ -41,6 +41,8 @@ type ready struct {
 	// slotMade: the slot was made by prepare, so nothing was read from it
 	// before.
 	slotMade bool
+	// began: the state was begun by prepare, so it does not know what was before.
+	began bool
 	// schema is the pipeline's.
 	schema *feldera.Schema
 	// shapes are the mapped tables as the catalogue had them when the server
@@ -168,6 +170,9 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	if err := s.remember(ctx, r); err != nil {
+		return err
+	}
+	if err := s.planCopies(ctx, conn, r); err != nil {
 		return err
 	}
 	r.skip, err = s.skipping(ctx)

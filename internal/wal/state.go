@@ -82,7 +82,7 @@ func (s *Source) pipelineFits(ctx context.Context, st *State) error {
 	if s.cfg.effectivelyOnce() {
 		return nil // the progress table tells, at the start
 	}
-	if now != st.Incarnation && st.Rows > 0 && st.Incarnation != "" {
+	if now != st.Incarnation && (st.Rows > 0 || s.copiesInDoubt(st)) && st.Incarnation != "" {
 		return &decode.Refusal{
 			Reason: decode.ReasonGap, What: "pipeline", Where: "incarnation " + now,
 			Why:      fmt.Sprintf("it is not the one that proved the positions (%s): rows acknowledged up to %s may be missing from it", st.Incarnation, st.Rows),

@@ -221,6 +221,7 @@ func (d *deliverer) truncate(m *decode.Message, tx *transaction) error {
 	case TruncateIgnore:
 		if !d.rehearsing {
 			d.cfg.Metrics.truncates.Inc()
+			d.noteTruncated(m, tx)
 		}
 		return nil
 	case TruncateDeleteAll:
@@ -234,12 +235,24 @@ func (d *deliverer) truncate(m *decode.Message, tx *transaction) error {
 			}
 			d.superseded[rel.ID]--
 		}
+		d.noteTruncated(m, tx)
 		return nil
 	case TruncateStop:
 	}
 	refused := truncateRefused(fmt.Sprint(names), "the rows it removes are unknown to the stream, and Feldera has no such operation")
 	refused.Do = "set PGSOURCE_TRUNCATE=delete_all to have every row of the Feldera table deleted; or empty it by other means, then start once with PGSOURCE_TRUNCATE=ignore"
 	return at(refused, tx)
+}
+
+// noteTruncated tells the merge that the tables are empty as of here: rows that
+// were read before are not, whatever becomes of those at the destination.
+func (d *deliverer) noteTruncated(m *decode.Message, tx *transaction) {
+	if d.rehearsing {
+		return
+	}
+	for _, rel := range m.Truncated {
+		d.a.merge.truncated(tx, rel.ID)
+	}
 }
 
 func truncateRefused(where, why string) *decode.Refusal {

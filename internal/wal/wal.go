@@ -19,6 +19,7 @@
 //	           timer
 //	deliverer  queue → batches of whole transactions → Feldera
 //	poller     completion tokens → ledger (feldera.Completions)
+//	copier     existing rows, beside the stream, while there are any to copy
 //	watcher    slot, publication and tables, over its own connection, and the
 //	           pipeline's state
 //
@@ -26,6 +27,7 @@
 package wal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,6 +73,7 @@ const (
 	CheckStore       = "state store" // positions can be made durable
 	CheckSpill       = "spill"       // what does not fit into memory has a place
 	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
+	CheckSnapshot    = "snapshot"    // existing rows are copied, or need not be
 	CheckProgress    = "progress"    // what the progress table said at the start
 	CheckVerify      = "verify"      // what the last comparison of source and pipeline found
 	CheckOwners      = "owners"      // who else feeds the tables
@@ -137,6 +140,13 @@ type Config struct {
 	// OwnersTable is the pipeline's table in which is recorded who feeds which
 	// table, where the pipeline has it; "" records nothing.
 	OwnersTable string
+	// Snapshot says which tables' existing rows are copied. ChunkTime and
+	// ChunkBytes bound one read of them, SnapshotLag the WAL that may be
+	// unacknowledged while one is begun; 0 is no bound.
+	Snapshot    SnapshotMode
+	ChunkTime   time.Duration
+	ChunkBytes  int
+	SnapshotLag int64
 	// StallTimeout is how long the wire may be silent before the connection
 	// counts as dead.
 	StallTimeout time.Duration
@@ -224,7 +234,8 @@ type Source struct {
 	lossStands, streams atomic.Bool
 	noticed             sync.Map
 	// types are the types of the mapped tables' columns.
-	types typeCache
+	types  typeCache
+	copies copies
 	// struggle remembers what fails again and again; current is the attempt
 	// that runs.
 	struggle struggle
@@ -261,6 +272,8 @@ func New(cfg Config) (*Source, error) {
 	if cfg.State == nil {
 		cfg.State = noStore{}
 	}
+	cfg.ChunkTime = cmp.Or(max(cfg.ChunkTime, 0), 500*time.Millisecond)
+	cfg.ChunkBytes = cmp.Or(max(cfg.ChunkBytes, 0), 8<<20)
 	if cfg.Report == nil {
 		cfg.Report = func(Status) {}
 	}
