@@ -86,9 +86,9 @@ func (f felderaSQL) run(ctx context.Context, call ops.Call) error {
 			Expected: "the manager's address in FELDERA_URL and the pipeline's name in FELDERA_PIPELINE",
 		}
 	}
-	tables := make([]wal.Table, len(c.Tables))
-	for i, t := range c.Tables {
-		tables[i] = wal.Table{Schema: t.Schema, Name: t.Name, Target: t.Target}
+	tables, err := sourceTables(ctx, c)
+	if err != nil {
+		return unavailable(err)
 	}
 	defs, err := wal.DescribeTables(ctx, wal.DDLConfig{DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables})
 	if err != nil {

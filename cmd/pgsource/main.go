@@ -17,6 +17,7 @@ import (
 
 	"holdfast/internal/ack"
 	"holdfast/internal/config"
+	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/ops"
 	"holdfast/internal/wal"
@@ -88,15 +89,25 @@ func run(ctx context.Context, call ops.Call) error {
 		Page:        page(c.Rows()),
 		LongestStep: c.Feldera.RequestTimeout + c.Feldera.RequestLifetime + c.ShutdownTimeout,
 		Work: func(ctx context.Context, rt ops.Runtime) error {
-			made, closing, err := newSource(ctx, c, rt)
-			if err != nil {
+			made, closing, err := newSource(ctx, c, rt, func(say *reporter) ([]wal.Table, error) {
+				return insistOnTables(ctx, c, rt.Health.Beat, say.report)
+			})
+			var refused *decode.Refusal
+			switch {
+			case err != nil && ctx.Err() != nil && !errors.As(err, &refused):
+				return nil // stopped while the source was waited for
+			case err != nil:
 				return err
 			}
 			defer closing()
 			source = made
 			return source.Run(ctx)
 		},
-		WhileBlocked: func(ctx context.Context) { source.WatchSlot(ctx) }, // a refusal comes from Run
+		WhileBlocked: func(ctx context.Context) {
+			if source != nil { // else the tables themselves were refused
+				source.WatchSlot(ctx)
+			}
+		},
 	}.Run(ctx, call)
 }
 
@@ -118,17 +129,18 @@ func progressTable(c *config.PGSource) string {
 	return c.ProgressTable
 }
 
-// newSource wires one Source from the configuration.
-func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source *wal.Source, closing func(), err error) {
+// newSource wires one Source from the configuration, for the tables that
+// tablesOf gives.
+func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime, tablesOf func(*reporter) ([]wal.Table, error)) (source *wal.Source, closing func(), err error) {
 	metrics := feldera.NewMetrics(rt.Registry, daemon)
 	say := newReporter(ctx, rt)
 	pipeline, err := feldera.New(pipelineConfig(c, say, metrics))
 	if err != nil {
 		return nil, nil, err
 	}
-	tables := make([]wal.Table, len(c.Tables))
-	for i, t := range c.Tables {
-		tables[i] = wal.Table{Schema: t.Schema, Name: t.Name, Target: t.Target}
+	tables, err := tablesOf(say)
+	if err != nil {
+		return nil, nil, err
 	}
 	policy := feldera.Policy{IgnoreExtraColumns: c.ExtraColumns == config.Ignore, OnAltered: metrics.Altered}
 	if c.Unrepresentable == config.Null {
@@ -138,7 +150,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime) (source 
 		policy.Fraction = feldera.TruncateExcess
 	}
 	source, err = wal.New(wal.Config{
-		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Create: c.Create, Failover: c.SlotFailover,
+		DSN: c.DSN.Value, Slot: c.Slot, Publication: c.Publication, Tables: tables, Schemas: c.Tables.Schemas(), Unlisted: stateTable(c), Create: c.Create, Failover: c.SlotFailover,
 		Transport: transports[c.Transport], PeekInterval: c.PeekInterval,
 		BatchRows: c.BatchRows, BatchBytes: int(c.BatchBytes), BatchAge: c.BatchAge, InFlight: c.InFlight,
 		MemoryLimit: int64(c.MemoryLimit), StallTimeout: c.StallTimeout, SenderTimeout: c.SenderTimeout, ShutdownTimeout: c.ShutdownTimeout,
@@ -277,7 +289,7 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 	if err != nil {
 		return nil, err
 	}
-	source, _, err := newSource(ctx, c, rt)
+	source, _, err := newSource(ctx, c, rt, func(*reporter) ([]wal.Table, error) { return sourceTables(ctx, c) })
 	if err != nil {
 		return nil, err
 	}

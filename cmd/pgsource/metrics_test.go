@@ -7,6 +7,7 @@ import (
 	"holdfast/internal/config"
 	"holdfast/internal/ops"
 	"holdfast/internal/ops/opstest"
+	"holdfast/internal/wal"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md anew")
@@ -27,7 +28,7 @@ func registered(t *testing.T) ops.Runtime {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := newSource(t.Context(), c, rt); err != nil {
+	if _, _, err := newSource(t.Context(), c, rt, func(*reporter) ([]wal.Table, error) { return sourceTables(t.Context(), c) }); err != nil {
 		t.Fatal(err)
 	}
 	return rt

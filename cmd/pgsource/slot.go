@@ -29,7 +29,7 @@ func lookingFor(ctx context.Context, call ops.Call, timeout time.Duration, do fu
 	if err != nil {
 		return err
 	}
-	source, closing, err := newSource(ctx, c, rt)
+	source, closing, err := newSource(ctx, c, rt, func(*reporter) ([]wal.Table, error) { return sourceTables(ctx, c) })
 	if err != nil {
 		return err
 	}

@@ -30,10 +30,16 @@ type TableMapping struct {
 	// Target is the Feldera table in its canonical SQL spelling: lower case
 	// without quotes, or in double quotes where the name needs them.
 	Target string
+	// All stands for every table of Schema, as the source has them at the start;
+	// Name and Target are "".
+	All bool
 }
 
 // String gives the mapping as it can be written in PGSOURCE_TABLES.
 func (m TableMapping) String() string {
+	if m.All {
+		return canonical(m.Schema) + ".*"
+	}
 	return canonical(m.Schema) + "." + canonical(m.Name) + "=" + m.Target
 }
 
@@ -93,13 +99,16 @@ func (t *TableMappings) UnmarshalText(text []byte) error {
 		if first, twice := sources[[2]string{m.Schema, m.Name}]; twice {
 			return wrong("has the same table in entries %d and %d", first, entry)
 		}
-		if first, twice := targets[m.Target]; twice {
+		if first, twice := targets[m.Target]; twice && !m.All {
 			return wrong("sends entries %d and %d to the same Feldera table, which can have one source only", first, entry)
 		}
 		if len(targets) == maxTargets {
 			return wrong("has more than %d Feldera tables, which is as many as one pipeline takes over HTTP", maxTargets)
 		}
-		sources[[2]string{m.Schema, m.Name}], targets[m.Target] = entry, entry
+		sources[[2]string{m.Schema, m.Name}] = entry
+		if !m.All {
+			targets[m.Target] = entry
+		}
 		list = append(list, m)
 		if !s.more() {
 			break
@@ -118,6 +127,10 @@ func (s *scanner) tableMapping(entry int) (m TableMapping, err error) {
 	}
 	if !s.take('.') {
 		return m, wrong("has no schema or something unreadable after the first name in entry %d", entry)
+	}
+	if s.take('*') {
+		m.All = true
+		return m, nil
 	}
 	if m.Name, err = s.pgName(entry, "table"); err != nil {
 		return m, err

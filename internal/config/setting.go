@@ -133,7 +133,7 @@ func (s Setting) Allowed() string {
 	}
 	switch s.field {
 	case "Tables":
-		return "schema.table or schema.table=feldera_table, several separated by commas"
+		return "schema.table, schema.table=feldera_table or schema.*, several separated by commas"
 	case "Topics":
 		return "topic=feldera_table:format or ~\"regex\"=feldera_table:format, several separated by commas; the format is " + alternatives(topicFormats())
 	case "Columns":

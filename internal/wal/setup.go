@@ -485,7 +485,7 @@ func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
 			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication,
 			Why:      "it also publishes " + strings.Join(names, ", "),
 			Expected: "only tables that PGSOURCE_TABLES maps",
-			Do:       fmt.Sprintf("add them to PGSOURCE_TABLES, or ALTER PUBLICATION %s DROP TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(names, ", ")),
+			Do:       fmt.Sprintf("add them to PGSOURCE_TABLES (where it has their schema.*: make their Feldera tables, and restart), or ALTER PUBLICATION %s DROP TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(names, ", ")),
 		})
 	}
 	return findings

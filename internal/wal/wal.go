@@ -97,6 +97,11 @@ type Config struct {
 	Slot        string
 	Publication string
 	Tables      []Table
+	// Schemas are those of which every table was to be in Tables, for a look at
+	// what came later. Unlisted is a table in them that is none to be carried:
+	// that of the state; nil for none.
+	Schemas  []string
+	Unlisted *Table
 	// Create allows the publication and then the slot to be created when they
 	// are absent, once per process.
 	Create bool
@@ -233,6 +238,8 @@ type Source struct {
 	// holds the checks that show a notice.
 	lossStands, streams atomic.Bool
 	noticed             sync.Map
+	// leftOut are the tables of Schemas that are not carried, as said last.
+	leftOut atomic.Pointer[string]
 	// types are the types of the mapped tables' columns.
 	types  typeCache
 	copies copies

@@ -30,6 +30,9 @@ func (a *attempt) watch(work context.Context) {
 			a.s.cfg.Metrics.slot.lag.reached(slot.current)
 			a.setPositions()
 			a.mu.Unlock()
+			if err := a.s.noticeTables(ctx, conn); err != nil {
+				return err
+			}
 			return a.s.checkUnchanged(ctx, conn, a.ready)
 		})
 		var refused *decode.Refusal

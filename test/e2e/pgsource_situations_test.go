@@ -229,3 +229,49 @@ func TestPgsourcePartitionsUnderTheirOwnNames(t *testing.T) {
 		})
 	}
 }
+
+// schema.* is what the schema has at the start, or the publication where there
+// is one. A table that comes later is said, and once it is published it stops
+// pgsource, which carries it after a restart. The state's own table is none.
+func TestPgsourceCarriesASchema(t *testing.T) {
+	t.Parallel()
+	pg := startPostgres(t, nil)
+	sim := startSim(t, felderasim.Options{SQL: program + `CREATE TABLE later (id BIGINT NOT NULL PRIMARY KEY)`})
+	proxy := harness.NeedProxy(t, pg.Addr())
+	env := merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_TABLES": "public.*", "PGSOURCE_STATE": "postgres:public.state", "PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", proxy.Addr()),
+	})
+	proxy.Refuse() // the source is away when it is asked for its tables
+	d := startPgsource(t, env)
+	health(t, d, "the source is waited for", func(status int, body string) bool { return status == 200 && strings.Contains(body, "refused") })
+	if err := proxy.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	execSQL(t, pg, `BEGIN; INSERT INTO orders VALUES (1, 'a', 1, true); INSERT INTO items VALUES (1, 1, 'x'); COMMIT`)
+	waitSim(t, sim, "the rows are there", func(v felderasim.View) bool { return v.Count("orders") == 1 && v.Count("items") == 1 })
+	if r := checkEnv(t, env); r.ExitCode != 0 {
+		t.Errorf("check ends with %d:\n%s", r.ExitCode, r.Stdout)
+	}
+
+	execSQL(t, pg, `CREATE TABLE later (id bigint PRIMARY KEY)`)
+	health(t, d, "the new table is said", func(status int, body string) bool {
+		return status == 200 && strings.Contains(body, "not carried, since the publication does not have them") && strings.Contains(body, "later")
+	})
+	execSQL(t, pg, `ALTER PUBLICATION holdfast ADD TABLE later`)
+	proxy.Cut()
+	if said := awaitEnd(t, d, 65); !strings.Contains(said, "also publishes") || !strings.Contains(said, "later") {
+		t.Errorf("it says %s", said)
+	}
+	execSQL(t, pg, `INSERT INTO later VALUES (1)`)
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitSim(t, sim, "the new table is carried", func(v felderasim.View) bool { return v.Count("later") == 1 })
+
+	execSQL(t, pg, `CREATE SCHEMA other; CREATE TABLE other.orders (id bigint PRIMARY KEY); ALTER PUBLICATION holdfast ADD TABLE other.orders`)
+	r := checkEnv(t, merged(env, map[string]string{"PGSOURCE_TABLES": "public.*,other.*"}))
+	if said := r.Stdout + r.Stderr; r.ExitCode != 65 || !strings.Contains(said, "other.orders=other_name") {
+		t.Errorf("names that clash: exit code %d:\n%s", r.ExitCode, said)
+	}
+}
