@@ -13,6 +13,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"sigs.k8s.io/yaml"
+
+	"holdfast/test/harness"
 )
 
 // runs says how a block is run, by block.name.
@@ -22,6 +24,7 @@ var runs = map[string]func(t *testing.T, w *world, b block){
 	"README.md: export PGSOURCE_DSN='postgres://holdfast:…@db:5432/shop?sslmode=verify-full'":                                                          ownPostgres,
 	"README.md: export KAFKASINK_BROKERS='kafka:9092' KAFKASINK_TOPICS='orders=orders:json'":                                                           ownKafka,
 	"docs/operations.md: pgsource skip 16/B374D848":                                                                                                    skipTransaction,
+	"docs/operations.md: pgsource feldera-transaction show":                                                                                            endTransaction,
 	"docs/operations.md: pgsource verify":                                                                                                              verifyTables,
 	"docs/operations.md: kafkasink offsets reset -to 1043 orders:3":                                                                                    resetOffsets,
 	"docs/operations.md: make replay":                                                                                                                  makeTargets,
@@ -117,6 +120,37 @@ func skipTransaction(t *testing.T, w *world, b block) {
 		t.Errorf("bad.jsonl: %v\n%s", err, letter)
 	}
 	w.exec(t, "DELETE FROM orders WHERE id = 11")
+}
+
+// endTransaction leaves a transaction of somebody else open, and commits it as
+// the page says.
+func endTransaction(t *testing.T, w *world, b block) {
+	t.Helper()
+	sim := newSim(t, pipeline)
+	api := sim.URL() + "/v0/pipelines/shop"
+	for _, body := range []struct{ path, rows string }{
+		{"/start_transaction", ""}, {"/ingress/orders?format=json&update_format=insert_delete&array=true", `[{"insert":{"id":1,"customer":"nobody"}}]`},
+	} {
+		if out, err := exec.CommandContext(t.Context(), "curl", "-sSf", "-X", "POST", "-d", body.rows, api+body.path).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", body.path, err, out)
+		}
+	}
+	env := w.settings(t, filepath.Join(t.TempDir(), "state.json"))
+	env["FELDERA_URL"] = sim.URL()
+	harness.Await(t, patience, "the transaction to be open", func(context.Context) (any, bool) {
+		show := w.start(t, t.TempDir(), "pgsource feldera-transaction show", env)
+		show.wait()
+		return show.text(), strings.Contains(show.text(), "1")
+	})
+	s := w.start(t, t.TempDir(), put(t, b.text, "commit 7 ", "commit 1 ", "-yes 7 ", "-yes 1 "), env)
+	if code := s.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	s.check(b)
+	harness.Await(t, patience, "the transaction to be committed", func(context.Context) (any, bool) {
+		n := sim.Count("orders")
+		return n, n == 1
+	})
 }
 
 // verifyTables compares while pgsource runs; nothing is to differ.
