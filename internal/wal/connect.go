@@ -397,9 +397,13 @@ func pinTransaction(ctx context.Context, conn *pgx.Conn) error {
 
 // pinSQL sets everything that is pinned for the transaction that is open,
 // pinTextSQL what decides about the text of values. transaction_timeout is of
-// PostgreSQL 17.
+// PostgreSQL 17. client_connection_check_interval makes a server on Linux (others
+// may refuse it) look whether we are still there while it decodes, which it
+// would otherwise do to the end for a client that was killed.
 var (
-	pinSQL     = setLocalSQL(func(string) bool { return true }) + ", (SELECT set_config('transaction_timeout', '0', true) WHERE current_setting('transaction_timeout', true) IS NOT NULL)"
+	pinSQL = setLocalSQL(func(string) bool { return true }) +
+		", (SELECT set_config('transaction_timeout', '0', true) WHERE current_setting('transaction_timeout', true) IS NOT NULL)" +
+		", (SELECT set_config('client_connection_check_interval', '5s', true) WHERE version() LIKE '%linux%')"
 	pinTextSQL = setLocalSQL(func(name string) bool { return !strings.HasSuffix(name, "_timeout") })
 )
 
