@@ -90,6 +90,20 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		_, err = s.routes(schema, func(string) {})
 		return "the pipeline answers and has every table", err
 	}}}
+	checks = append(checks, ops.NamedCheck{Name: "delivery", Run: func(ctx context.Context) (string, error) {
+		if c.Delivery == config.AtLeastOnce {
+			return s.levelText(nil), nil
+		}
+		schema, err := s.pipeline.Describe(ctx)
+		if err != nil {
+			return "", err
+		}
+		why := s.canRecord(schema)
+		if why != nil && c.Delivery == config.EffectivelyOnce {
+			return "", why
+		}
+		return s.levelText(why), nil
+	}})
 	if s.decoding.schemas != nil && c.RegistryURL != "" {
 		checks = append(checks, ops.NamedCheck{Name: "schema registry", Run: func(ctx context.Context) (string, error) {
 			return "it answers", s.decoding.schemas.Check(ctx)

@@ -23,6 +23,7 @@ const (
 	checkGroup       = "group"       // this process is a member of the group
 	checkPartitions  = "partitions"  // every assigned partition goes on
 	checkState       = "state"       // the destination still has what it acknowledged
+	checkDelivery    = "delivery"    // which level of delivery holds, and why
 	checkPipeline    = "pipeline"    // it answers, is the same process, and runs
 )
 
@@ -41,6 +42,8 @@ type sink struct {
 	policy   feldera.Policy
 	metrics  *partition.Metrics
 	decoding *decoding
+	// effective: the session's level of delivery is effectively_once.
+	effective bool
 	// topics are those of the session, by name.
 	topics  config.TopicMappings
 	repeats *ops.Repeats
@@ -184,13 +187,9 @@ func (s *sink) run(ctx context.Context) error {
 		if !errors.As(err, &changed) || ctx.Err() != nil {
 			return err
 		}
-		s.rt.Logger.ErrorContext(ctx, "the pipeline is another incarnation: uncommitted records are delivered again, committed ones may be lost",
-			"was", changed.Was, "now", changed.Now)
-		s.rt.Health.Set(checkState, ops.Check{
-			Blocking: true,
-			Message:  fmt.Sprintf("the pipeline restarted (incarnation %s, before %s): rows whose offsets were committed may be missing from it", changed.Now, changed.Was),
-			Hint:     "compare the tables with the topics; if rows are missing, reset the group's offsets to where they begin, then restart kafkasink to clear this",
-		})
+		if err := s.restarted(ctx, changed); err != nil {
+			return err
+		}
 		s.pipeline.Expect(changed.Now)
 		if time.Since(began) > time.Minute {
 			retry.Reset()
@@ -233,6 +232,10 @@ func (s *sink) session(ctx context.Context) error {
 		return err
 	}
 	s.showDestination(true, "the pipeline has every table", "")
+	progress, err := s.delivery(ctx, schema)
+	if err != nil {
+		return err
+	}
 
 	completions := s.pipeline.NewCompletions(feldera.CompletionsOptions{})
 	var durability *feldera.Durability
@@ -247,7 +250,7 @@ func (s *sink) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg.Cluster = cluster
+	cfg.Cluster, cfg.Progress = cluster, progress
 	consumer, err := partition.New(cfg)
 	if err != nil {
 		return err
@@ -341,6 +344,7 @@ func (s *sink) consumerConfig(routes []partition.Route, watcher partition.Watche
 	cfg.Routes, cfg.Watcher, cfg.Incarnation = routes, watcher, incarnation
 	cfg.Start, cfg.OnGap = partition.StartPolicy(c.Start), partition.GapPolicy(c.OnGap)
 	cfg.Poison, cfg.PoisonLimit, cfg.PoisonWindow = partition.PoisonPolicy(c.Poison), c.PoisonLimit, c.PoisonWindow
+	cfg.OnLoss = partition.LossPolicy(c.OnLoss)
 	cfg.Revoke = partition.RevokePolicy(c.Revoke)
 	cfg.DrainTimeout, cfg.RebalanceTimeout, cfg.SessionTimeout = c.DrainTimeout, c.RebalanceTimeout, c.SessionTimeout
 	cfg.CommitInterval, cfg.RequestLifetime = c.CommitInterval, c.Feldera.RequestLifetime
@@ -384,6 +388,7 @@ func (s *sink) show(ctx context.Context, consumer *partition.Consumer) error {
 		s.showGroup(&st)
 		s.showPartitions(&st)
 		s.showCompletion(&st)
+		s.showLoss(&st)
 		why, all := st.AllStopped()
 		if !all {
 			stopped = 0

@@ -114,7 +114,8 @@ func TestDefaults(t *testing.T) {
 		Start: Earliest, OnGap: Stop, Poison: Stop, PoisonLimit: 100, PoisonWindow: time.Minute, Revoke: Drain, DrainTimeout: 20 * time.Second,
 		CommitInterval: time.Second, BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8,
 		LaneMemory: 16 << 20, MemoryLimit: 256 << 20, SessionTimeout: 45 * time.Second, RebalanceTimeout: time.Minute,
-		AckOn: Completed, ProgressTable: "holdfast_progress", OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
+		Delivery: Auto, ProgressTable: "holdfast_progress", OnLoss: Heal,
+		AckOn: Completed, OnRefusal: Exit, Unrepresentable: Refuse, DecimalExcess: Refuse, ExtraFields: Ignore,
 		Listen: "127.0.0.1:8082", LogLevel: "info", LogFormat: "text",
 	}
 	if diff := cmp.Diff(wantKafka, kafka, ignoreSecrets); diff != "" {
@@ -556,11 +557,11 @@ func TestPrint(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"FELDERA_API_KEY              env      [redacted]\n",
-		"KAFKASINK_BATCH_AGE          env      1m\n",
-		"KAFKASINK_SASL_PASSWORD      default  (not set)\n",
-		"KAFKASINK_TOPICS             env      orders=orders:json\n",
-		"KAFKASINK_MEMORY_LIMIT       default  256MiB\n",
+		"FELDERA_API_KEY                env      [redacted]\n",
+		"KAFKASINK_BATCH_AGE            env      1m\n",
+		"KAFKASINK_SASL_PASSWORD        default  (not set)\n",
+		"KAFKASINK_TOPICS               env      orders=orders:json\n",
+		"KAFKASINK_MEMORY_LIMIT         default  256MiB\n",
 		c.Fingerprint(),
 	} {
 		if !strings.Contains(text.String(), want) {

@@ -35,7 +35,7 @@ var errMixed = errors.New("accepted, but the table's endpoint had parse errors m
 
 // beforeMixing sees to it that the count from before a request is known.
 func (w *Writer) beforeMixing(ctx context.Context, r *retrier) error {
-	if !w.c.cfg.Shared || w.mixing.known && w.mixing.incarnation == w.c.Expected() {
+	if !w.shared() || w.mixing.known && w.mixing.incarnation == w.c.Expected() {
 		return nil
 	}
 	now, err := w.parseErrors(ctx, r, false)
@@ -48,7 +48,7 @@ func (w *Writer) beforeMixing(ctx context.Context, r *retrier) error {
 // unmixed says whether an answered request has kept its rows. After false the
 // caller sends again; the pause is behind it then.
 func (w *Writer) unmixed(ctx context.Context, r *retrier) (bool, error) {
-	if !w.c.cfg.Shared {
+	if !w.shared() {
 		return true, nil
 	}
 	now, err := w.parseErrors(ctx, r, true)

@@ -1,6 +1,7 @@
 package feldera
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -78,7 +79,9 @@ func (c *Client) Progress(s *Schema, table, source, fingerprint string) (*Progre
 	if err != nil {
 		return nil, err
 	}
-	return &ProgressStore{c: c, writer: c.Writer(t), enc: enc, rel: rel, source: source, fingerprint: fingerprint}, nil
+	w := c.Writer(t)
+	w.alsoOthers.Store(true)
+	return &ProgressStore{c: c, writer: w, enc: enc, rel: rel, source: source, fingerprint: fingerprint}, nil
 }
 
 // Fingerprint condenses what a source's rows go where by. The order of the
@@ -256,6 +259,8 @@ type ProgressLane struct {
 	slot    int64
 	at      uint64 // the position of the newest row
 	claimed bool
+	// fingerprint is of the lane's mapping; "" for the source's.
+	fingerprint string
 	// newest is the token of the newest row, once there is one.
 	newest Token
 	drop   []ProgressRow
@@ -279,6 +284,14 @@ func (p *ProgressStore) Lane(lane string, d *Decision, produced uint64) (*Progre
 	return &ProgressLane{lane: lane, epoch: d.Epoch, at: produced, drop: d.Superseded()}, nil
 }
 
+// Under has the lane's rows carry the fingerprint of its own mapping, which is
+// then what the decision compares: a source with many lanes can change the
+// mapping of one.
+func (l *ProgressLane) Under(fingerprint string) *ProgressLane {
+	l.fingerprint = fingerprint
+	return l
+}
+
 // Position is the newest row's.
 func (l *ProgressLane) Position() uint64 { return l.at }
 
@@ -287,9 +300,19 @@ func (l *ProgressLane) Position() uint64 { return l.at }
 func (l *ProgressLane) Epoch() int64 { return l.epoch }
 
 // Claim writes the lanes' first rows, which say where their owner begins, and
-// waits until they are completed, or, inside a transaction of ours, ingested.
-// incarnation is the one that was decided in.
+// waits for them: see [ProgressStore.SendClaim] and [ProgressStore.AwaitClaim].
 func (p *ProgressStore) Claim(ctx context.Context, incarnation string, inTransaction bool, lanes ...*ProgressLane) (Token, error) {
+	tok, err := p.SendClaim(ctx, incarnation, lanes...)
+	if err != nil {
+		return tok, err
+	}
+	return tok, p.AwaitClaim(ctx, inTransaction, tok)
+}
+
+// SendClaim writes the lanes' first rows. incarnation is the one that was
+// decided in. Nothing else is sent for the lanes before [ProgressStore.AwaitClaim]
+// has returned.
+func (p *ProgressStore) SendClaim(ctx context.Context, incarnation string, lanes ...*ProgressLane) (Token, error) {
 	rows := make([]ProgressRow, 0, len(lanes))
 	for _, l := range lanes {
 		if l.claimed {
@@ -297,14 +320,17 @@ func (p *ProgressStore) Claim(ctx context.Context, incarnation string, inTransac
 		}
 		rows = append(rows, p.row(l, l.at, incarnation, 0))
 	}
-	tok, err := p.send(ctx, incarnation, rows, lanes)
-	if err != nil {
-		return Token{}, err
-	}
+	return p.send(ctx, incarnation, rows, lanes)
+}
+
+// AwaitClaim waits until a claim is completed, or, inside a transaction of
+// ours, ingested.
+func (p *ProgressStore) AwaitClaim(ctx context.Context, inTransaction bool, claim Token) error {
+	const what = "await the claim in the progress table"
 	if inTransaction {
-		return tok, p.c.awaitIngested(ctx, "await the claim in the progress table", []Token{tok})
+		return p.c.awaitIngested(ctx, what, []Token{claim})
 	}
-	return tok, p.c.awaitCompleted(ctx, "await the claim in the progress table", []Token{tok})
+	return p.c.awaitCompleted(ctx, what, []Token{claim})
 }
 
 // Advance is one lane's new position.
@@ -383,7 +409,7 @@ func (a *Advance) check(incarnation *string) (step uint64, err error) {
 func (p *ProgressStore) row(l *ProgressLane, position uint64, incarnation string, step uint64) ProgressRow {
 	return ProgressRow{
 		Source: p.source, Lane: l.lane, Epoch: l.epoch, Slot: l.slot, Position: position,
-		Incarnation: incarnation, Step: step, Fingerprint: p.fingerprint, RecordedAt: time.Now(),
+		Incarnation: incarnation, Step: step, Fingerprint: cmp.Or(l.fingerprint, p.fingerprint), RecordedAt: time.Now(),
 	}
 }
 

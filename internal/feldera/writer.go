@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/go-json-experiment/json"
 
@@ -29,8 +30,11 @@ type Writer struct {
 	// only is the one incarnation that the rows in hand may go to, "" for the
 	// expected one, whichever that is. It is guarded by turn.
 	only string
+	// alsoOthers: other processes write the table whatever Config.Shared says, as
+	// daemons do that share a progress table. It is set before the first request.
+	alsoOthers atomic.Bool
 	// mixing is how many parse errors the endpoint had when it was last looked
-	// at, with Config.Shared. Guarded by turn.
+	// at, where others write the table too. Guarded by turn.
 	mixing mixing
 	// patience is how many requests with the same rows may go unanswered before
 	// Send gives up, 0 for any number; named are the rows that the last refusal
@@ -53,6 +57,9 @@ func (c *Client) Writer(t *Table) *Writer {
 	}
 	return w
 }
+
+// shared tells whether other processes write the table.
+func (w *Writer) shared() bool { return w.c.cfg.Shared || w.alsoOthers.Load() }
 
 func (w *Writer) what() string { return "write table " + w.table.spelling }
 

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
 	"holdfast/internal/sabotage"
 )
@@ -107,6 +108,7 @@ type placement struct {
 	// wait: the last owner may have requests that are still to be applied.
 	wait  string
 	gap   string // the reason of a gap that is passed over
+	begin int64  // where the group began to deliver the partition
 	note  note
 	known bool // note is one of ours
 }
@@ -122,7 +124,7 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 		case cfg.Start == StartEarliest, cfg.Start == StartLatest && at.added:
 			out.offset = at.start
 		case cfg.Start == StartLatest:
-			out.offset = at.end
+			out.offset, out.begin = at.end, at.end
 		default:
 			return out, &decode.Refusal{
 				Reason: decode.ReasonGap, What: "partition", Where: at.String(),
@@ -135,10 +137,20 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 	}
 	n, err := parseNote(at.metadata, at.committed)
 	if err != nil {
-		out.wait = err.Error()
-		return out, nil //nolint:nilerr // metadata of others is normal; it only means to wait
+		if out.wait = err.Error(); !errors.Is(err, errMoved) {
+			out.begin = at.committed // whoever set it wants nothing of before
+		}
+		return out, nil // metadata of others is normal; it only means to wait
 	}
-	out.note, out.known, out.epoch = n, true, n.Epoch+1
+	out.note, out.known, out.epoch, out.begin = n, true, n.Epoch+1, n.Begin
+	if cfg.Progress == nil && cfg.OnLoss == LossStop && n.Rows > 0 && n.Incarnation != "" && n.Incarnation != cfg.Incarnation {
+		return out, &decode.Refusal{
+			Reason: decode.ReasonGap, What: "pipeline", Where: at.String(),
+			Why:      fmt.Sprintf("it restarted (incarnation %s, before %s): rows below offset %d may be missing from it", cfg.Incarnation, n.Incarnation, n.Rows),
+			Expected: "the same incarnation, since KAFKASINK_ON_DESTINATION_LOSS is stop",
+			Do:       fmt.Sprintf("compare the table with the topic, then set the offset from which to go on: kafkasink offsets reset %s:%d", at.topic, at.partition),
+		}
+	}
 	// Where this session wrote the note itself, its senders know which of
 	// their requests have no outcome, and wait for them.
 	if !n.Clean && n.Owner != at.owner && !sabotage.On(sabotage.HandOverWithoutWait) {
@@ -149,7 +161,9 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 			return out, recreated(at.place, at.committed, n.TopicID, id, at.start, at.end)
 		}
 		out.offset, out.committed, out.gap = at.start, lane.NoCommit, gapRecreated
-		out.note.Time, out.note.Rows = 0, 0 // they are the other topic's
+		// They are the other topic's.
+		out.note.Time, out.note.Rows, out.note.Row, out.begin = 0, 0, nil, 0
+		out.note.GoneFrom, out.note.GoneTo = 0, 0
 	}
 	return out, nil
 }
@@ -190,10 +204,7 @@ func (s *session) placeLanes(ctx context.Context, offsets map[string]map[int32]k
 		}
 		s.place(ctx, at, pl, offsets[at.topic][at.partition].EpochOffset().Epoch)
 	}
-	select {
-	case s.kick <- struct{}{}: // nothing is sent before the lane has written its note
-	default:
-	}
+	wake(s.kick) // nothing is sent before the lane has written its note
 	return offsets, nil
 }
 
@@ -299,7 +310,13 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 	}
 	s.notBefore[at.place] = cfg.NotBefore
 	s.mu.Unlock()
-	s.enter(lane.New(cfg), pl.wait)
+	var k *taking
+	if s.cfg.Progress != nil {
+		k = pl.taking()
+		cfg.Progress = &lane.Progress{Row: lane.Row{Known: k.noted.Known, Epoch: k.noted.RowEpoch, Incarnation: k.noted.RowIncarnation}}
+	}
+	s.enter(lane.New(cfg), pl.wait, k)
+	s.wakeTaking()
 	attrs := []any{
 		slog.String("topic", at.topic), slog.Int64("partition", int64(at.partition)), slog.Int64("offset", pl.offset),
 		slog.Int64("epoch", pl.epoch), slog.Duration("wait", cfg.NotBefore.Sub(now)),
@@ -308,7 +325,7 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 		attrs = append(attrs, slog.String("wait_for", pl.wait))
 	}
 	s.log.InfoContext(ctx, "partition taken", attrs...)
-	if pl.known && pl.note.Incarnation != "" && s.cfg.Incarnation != "" && pl.note.Incarnation != s.cfg.Incarnation {
+	if s.cfg.Progress == nil && pl.known && pl.note.Incarnation != "" && s.cfg.Incarnation != "" && pl.note.Incarnation != s.cfg.Incarnation {
 		s.log.WarnContext(ctx, "the pipeline is another incarnation than the one that completed the rows below the committed offset",
 			slog.String("topic", at.topic), slog.Int64("partition", int64(at.partition)), slog.Int64("offset", at.committed),
 			slog.String("was", pl.note.Incarnation), slog.String("now", s.cfg.Incarnation))
@@ -325,10 +342,23 @@ func (s *session) sourceOf(topic string, id [16]byte) string {
 	return topic + "@" + topicIDText(id)
 }
 
+// taking is what the note says for the decision about the progress table.
+func (pl *placement) taking() *taking {
+	k := &taking{noted: feldera.Noted{Epoch: pl.epoch - 1}, begin: pl.begin, gone: span{pl.note.GoneFrom, pl.note.GoneTo}}
+	if r := pl.note.Row; pl.known && r != nil {
+		k.noted.Known, k.noted.Produced = true, uint64(pl.note.Rows) //nolint:gosec // parseNote refuses a negative one
+		k.noted.RowEpoch, k.noted.RowIncarnation = r.Epoch, r.Incarnation
+	}
+	return k
+}
+
 // enter makes a lane the partition's own, in place of one that was there.
-func (s *session) enter(l *lane.Lane, waits string) *held {
+func (s *session) enter(l *lane.Lane, waits string, k *taking) *held {
 	route := s.routes[l.Topic()]
-	h := &held{place: place{l.Topic(), l.Partition()}, lane: l, route: route, sender: s.senders[route.Destination], source: s.sourceOf(l.Topic(), l.TopicID()), waits: waits}
+	h := &held{
+		place: place{l.Topic(), l.Partition()}, lane: l, route: route, sender: s.senders[route.Destination], source: s.sourceOf(l.Topic(), l.TopicID()),
+		waits: waits, taking: k,
+	}
 	s.mu.Lock()
 	old := s.lanes[h.place]
 	s.mu.Unlock()

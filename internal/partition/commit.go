@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"holdfast/internal/crash"
+	"holdfast/internal/decode"
 	"holdfast/internal/partition/lane"
 	"holdfast/internal/sabotage"
 )
@@ -185,6 +186,12 @@ func (s *session) lastLook(req *kmsg.OffsetCommitRequest, entries map[place]entr
 			if !e.c.Time.IsZero() {
 				n.Time = e.c.Time.UnixMilli()
 			}
+			if e.c.Row.Known {
+				n.Row = &noteRow{Epoch: e.c.Row.Epoch, Incarnation: e.c.Row.Incarnation}
+			}
+			if k := e.h.taking; k != nil {
+				n.Begin, n.GoneFrom, n.GoneTo = k.begin, k.gone.From, k.gone.To
+			}
 			text := n.encode()
 			t.Partitions[pi].Metadata = &text
 		}
@@ -219,6 +226,7 @@ func (s *session) settle(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitR
 					s.broken(err)
 				}
 				e.h.sender.poke() // it may wait for its first commit, or for room
+				s.wakeTaking()    // or to claim what its first commit has noted
 				m.commits.WithLabelValues("ok").Inc()
 				continue
 			}
@@ -233,6 +241,15 @@ func (s *session) settle(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitR
 			case topicGone:
 				s.gapFound(e.h, kerr.ErrorForCode(p.ErrorCode))
 			case noteTooBig:
+				if s.cfg.Progress != nil {
+					s.fatal(&decode.Refusal{
+						Reason: decode.ReasonSetup, What: "note", Where: fmt.Sprintf("%s, group %q", e.h.place, s.cfg.Group),
+						Why:      "the brokers refuse the note beside the offset as too large, and the progress table cannot be used without it",
+						Expected: fmt.Sprintf("offset.metadata.max.bytes of at least %d", maxNote),
+						Do:       "raise it on the brokers, or set KAFKASINK_DELIVERY=at_least_once",
+					})
+					return why
+				}
 				s.noNotes = true
 			case later, denied, committed:
 			}

@@ -94,6 +94,18 @@ const (
 	RevokeAbandon RevokePolicy = "abandon"
 )
 
+// LossPolicy says what happens when the pipeline lost what was acknowledged.
+type LossPolicy string
+
+// The loss policies.
+const (
+	// LossHeal delivers again from what the pipeline holds, or from the log's
+	// start. It takes Progress; without it a loss is only said.
+	LossHeal LossPolicy = "heal"
+	// LossStop stops the partition and states both positions.
+	LossStop LossPolicy = "stop"
+)
+
 // Route carries one topic into one table.
 type Route struct {
 	Topic string
@@ -129,6 +141,10 @@ type Config struct {
 	// Incarnation of the pipeline at the session's start, for the notes that
 	// are committed with the offsets; "" if unknown.
 	Incarnation string
+	// Progress has rows completed by progress rows; nil for completion that is
+	// the rows' own.
+	Progress *Progress
+	OnLoss   LossPolicy // LossHeal
 
 	Start  StartPolicy  // StartEarliest
 	OnGap  GapPolicy    // GapStop
@@ -207,6 +223,7 @@ func (c *Config) prepare() error {
 	orDefault(&c.PoisonLimit, 100)
 	orDefault(&c.PoisonWindow, time.Minute)
 	orDefault(&c.Revoke, RevokeDrain)
+	orDefault(&c.OnLoss, LossHeal)
 	orDefault(&c.DrainTimeout, 20*time.Second)
 	orDefault(&c.RebalanceTimeout, time.Minute)
 	orDefault(&c.SessionTimeout, 45*time.Second)
@@ -239,6 +256,8 @@ func (c *Config) prepare() error {
 	fault(!slices.Contains([]PoisonPolicy{PoisonStop, PoisonDLQ, PoisonSkip}, c.Poison), "poison policy %q is not stop, dlq or skip", c.Poison)
 	fault(c.Poison == PoisonDLQ && c.DLQTopic == "", "poison policy dlq needs a dead-letter topic")
 	fault(c.PoisonLimit < 1 || c.PoisonWindow <= 0, "poison limit %d and window %v must be positive", c.PoisonLimit, c.PoisonWindow)
+	fault(c.OnLoss != LossHeal && c.OnLoss != LossStop, "loss policy %q is not heal or stop", c.OnLoss)
+	fault(c.Progress != nil && c.Incarnation == "", "progress rows without the pipeline's incarnation")
 	fault(!slices.Contains([]RevokePolicy{RevokeDrain, RevokeAbandon}, c.Revoke), "revocation policy %q is not drain or abandon", c.Revoke)
 	for name, d := range map[string]time.Duration{
 		"drain timeout": c.DrainTimeout, "session timeout": c.SessionTimeout, "heartbeat interval": c.HeartbeatInterval,

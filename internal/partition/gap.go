@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
 )
 
@@ -301,16 +302,22 @@ func (s *session) mendGap(ctx context.Context, h *held) time.Duration {
 			if !s.forgive(h, t) {
 				return
 			}
-			s.enter(lane.New(lane.Config{
+			cfg := lane.Config{
 				Topic: h.topic, TopicID: f.newID, Partition: h.partition, Epoch: h.lane.Epoch() + 1,
 				Start: r.to, StartLeaderEpoch: -1, Committed: lane.NoCommit, NotBefore: h.lane.NotBefore(),
 				Limits: lane.Limits{HighRecords: s.cfg.LaneRecords, HighBytes: s.cfg.LaneMemory},
-			}), h.waits)
-			s.seek(h.place, r.to)
-			select {
-			case s.kick <- struct{}{}:
-			default:
 			}
+			var k *taking
+			if h.taking != nil {
+				// Other records stand at these offsets now, so that nothing which is
+				// remembered of the old ones counts.
+				cfg.Progress = &lane.Progress{}
+				k = &taking{noted: feldera.Noted{Epoch: h.lane.Epoch()}, begin: min(h.taking.begin, r.to), gone: h.taking.gone}
+			}
+			s.enter(lane.New(cfg), h.waits, k)
+			s.seek(h.place, r.to)
+			wake(s.kick)
+			s.wakeTaking()
 		})
 	}
 	return 0

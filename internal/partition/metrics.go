@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
 )
 
@@ -31,6 +32,9 @@ type Metrics struct {
 	drains      *prometheus.CounterVec // outcome
 	rebalances  prometheus.Counter
 	fetchErrors prometheus.Counter
+	// progressFound counts decisions about the progress table.
+	progressFound                            *prometheus.CounterVec // found
+	heldOffsets, rewoundOffsets, goneOffsets prometheus.Counter
 	// letterFailures counts the attempts to write a dead letter that failed.
 	letterFailures prometheus.Counter
 
@@ -51,12 +55,19 @@ func newMetrics() *Metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(namespace+"_"+name, help, labels, nil)
 	}
-	return &Metrics{
-		records:     counter("records_total", "Records received and admitted.", "topic"),
-		sent:        counter("sent_rows_total", "Changes in arrays that Feldera accepted.", "table"),
-		skipped:     counter("skipped_records_total", "Records passed over by the poison policy skip.", "topic", "reason"),
-		deadLetters: counter("dead_letter_records_total", "Records passed over after the dead-letter topic had acknowledged them.", "topic", "reason"),
-		stopped:     counter("stopped_partitions_total", "Times that a partition stopped in front of a record or a gap, by reason.", "topic", "reason"),
+	plain := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+	}
+	m := &Metrics{
+		progressFound:  counter("progress_decisions_total", "What the pipeline's progress table was found to say of a partition that was taken: fresh, equal, ahead (skipped), lost, remapped, reset or foreign.", "found"),
+		heldOffsets:    plain("held_offsets_total", "Offsets passed over, since the pipeline held their rows although they were not committed."),
+		rewoundOffsets: plain("rewound_offsets_total", "Offsets that were committed and are delivered again, since the pipeline had lost their rows."),
+		goneOffsets:    plain("gone_offsets_total", "Offsets whose rows the pipeline had lost when retention had taken them from the log. They cannot be delivered again."),
+		records:        counter("records_total", "Records received and admitted.", "topic"),
+		sent:           counter("sent_rows_total", "Changes in arrays that Feldera accepted.", "table"),
+		skipped:        counter("skipped_records_total", "Records passed over by the poison policy skip.", "topic", "reason"),
+		deadLetters:    counter("dead_letter_records_total", "Records passed over after the dead-letter topic had acknowledged them.", "topic", "reason"),
+		stopped:        counter("stopped_partitions_total", "Times that a partition stopped in front of a record or a gap, by reason.", "topic", "reason"),
 		letterFailures: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "dead_letter_failures_total", Help: "Attempts to write to the dead-letter topic that failed. The partition waits and tries again.",
 		}),
@@ -88,6 +99,10 @@ func newMetrics() *Metrics {
 		pausedSeconds:   desc("paused_seconds_total", "Time that partitions were not fetched, summed over partitions.", "cause"),
 		rejoins:         desc("expulsions_total", "Times that the group expelled this member and it joined anew."),
 	}
+	for found := feldera.ProgressFresh; found <= feldera.ProgressForeign; found++ {
+		m.progressFound.WithLabelValues(found.String())
+	}
+	return m
 }
 
 // NewMetrics makes the metrics and registers them. They can be used by several
@@ -107,7 +122,7 @@ func (m *Metrics) addPaused(why cause, d time.Duration) {
 }
 
 func (m *Metrics) counters() []prometheus.Collector {
-	return []prometheus.Collector{m.records, m.sent, m.skipped, m.deadLetters, m.stopped, m.letterFailures, m.dropped, m.late, m.commits, m.gaps, m.drains, m.rebalances, m.fetchErrors}
+	return []prometheus.Collector{m.records, m.sent, m.skipped, m.deadLetters, m.stopped, m.letterFailures, m.dropped, m.late, m.commits, m.gaps, m.drains, m.rebalances, m.fetchErrors, m.progressFound, m.heldOffsets, m.rewoundOffsets, m.goneOffsets}
 }
 
 // Describe implements prometheus.Collector.

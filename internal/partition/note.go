@@ -2,6 +2,7 @@ package partition
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
@@ -42,6 +43,23 @@ type note struct {
 	// 0 if none did, or it is not known. Skipped and dead-lettered records,
 	// tombstones without effect and markers move Offset and not this.
 	Rows int64 `json:"rows,omitempty"`
+	// Row names the progress row that was completed for Rows; nil where nothing
+	// is remembered of progress rows.
+	Row *noteRow `json:"row,omitempty"`
+	// Begin is where the group began to deliver the partition, where that is not
+	// the log's start: a loss of the pipeline is not healed behind it.
+	Begin int64 `json:"begin,omitempty"`
+	// GoneFrom and GoneTo bound the offsets that the pipeline lost when retention
+	// had taken them, GoneTo excluded. They stay until the offset is set by a
+	// person.
+	GoneFrom int64 `json:"gone_from,omitempty"`
+	GoneTo   int64 `json:"gone_to,omitempty"`
+}
+
+// noteRow names a progress row.
+type noteRow struct {
+	Epoch       int64  `json:"epoch"`
+	Incarnation string `json:"incarnation"`
 }
 
 // noTopicID is the id of topics on brokers that have none.
@@ -63,6 +81,10 @@ func (n note) encode() string {
 		n.Incarnation = ""
 		b, err = json.Marshal(n)
 	}
+	if err == nil && len(b) > maxNote && n.Row != nil {
+		n.Row = &noteRow{} // it names none, so that more is sent again
+		b, err = json.Marshal(n)
+	}
 	if err != nil || len(b) > maxNote {
 		return ""
 	}
@@ -75,6 +97,10 @@ func (n note) time() time.Time {
 	}
 	return time.UnixMilli(n.Time)
 }
+
+// errMoved marks a note of this program beside an offset that somebody else has
+// set.
+var errMoved = errors.New("not beside its offset")
 
 // parseNote reads metadata that was committed with offset. Metadata of other
 // programs is normal, so an error is only a reason to do without.
@@ -93,11 +119,17 @@ func parseNote(metadata string, offset int64) (note, error) {
 	case n.V != noteVersion:
 		return note{}, fmt.Errorf("the note committed with offset %d has version %d, expected %d", offset, n.V, noteVersion)
 	case n.Offset != offset:
-		return note{}, fmt.Errorf("the note committed with offset %d speaks of offset %d: the offset was changed since", offset, n.Offset)
+		return note{}, fmt.Errorf("%w: the note committed with offset %d speaks of offset %d: the offset was changed since", errMoved, offset, n.Offset)
 	case n.Rows < 0 || n.Rows > n.Offset:
 		return note{}, fmt.Errorf("the note committed with offset %d has its last row at %d", offset, n.Rows-1)
 	case n.Epoch < 0:
 		return note{}, fmt.Errorf("the note committed with offset %d has the negative epoch %d", offset, n.Epoch)
+	}
+	if r := n.Row; r != nil && (r.Epoch < 0 || r.Epoch > n.Epoch) {
+		return note{}, fmt.Errorf("the note committed with offset %d names a progress row of epoch %d", offset, r.Epoch)
+	}
+	if n.Begin < 0 || n.GoneFrom < 0 || n.GoneTo < n.GoneFrom {
+		return note{}, fmt.Errorf("the note committed with offset %d has impossible bounds", offset)
 	}
 	if n.TopicID != "" {
 		if id, err := hex.DecodeString(n.TopicID); err != nil || len(id) != 16 {

@@ -539,6 +539,11 @@ func (t *sender) evidence(b *batch, e feldera.Evidence) {
 	}
 	if e.Rung == ack.Ingested {
 		crash.Here(crash.KafkaIngested)
+		if r := t.s.recorder.Load(); r != nil {
+			for _, p := range b.parts {
+				r.ingested(p.h, p.rg, e)
+			}
+		}
 	}
 	if e.Rung >= ack.Completed {
 		crash.Here(crash.KafkaCompleted)

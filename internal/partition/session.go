@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -61,6 +62,8 @@ type session struct {
 
 	breaker *breaker
 	letters *deadLetters // nil unless the policy is dlq
+	// recorder is set once the progress table is open; never where none is used.
+	recorder atomic.Pointer[recorder]
 
 	pauseMu sync.Mutex
 	paused  map[place]pause // what the client was told; under pauseMu
@@ -121,6 +124,8 @@ type held struct {
 	trouble *trouble
 	// waits tells why nothing is sent before lane.NotBefore.
 	waits string
+	// taking is nil where no progress rows are written. It has its own rules.
+	taking *taking
 
 	// condemned are records that the pipeline refused when they stood alone. It
 	// belongs to the sender's goroutine.
@@ -194,6 +199,9 @@ func (s *session) run(ctx context.Context) error {
 		})
 	}
 	work.Go(func() { s.commitLoop(life) })
+	if s.cfg.Progress != nil {
+		work.Go(func() { s.runRecorder(life) })
+	}
 	work.Go(func() { s.mendLoop(life) })
 	work.Go(func() { s.watchEnds(life) })
 	work.Go(func() { s.watchCluster(life) })

@@ -49,8 +49,15 @@ type PartitionStatus struct {
 	Paused string
 	// FetchErr is why fetching failed; it is being tried again.
 	FetchErr error
-	// Waits is why nothing is sent before NotBefore.
+	// Waits is why nothing is sent before NotBefore, or before the partition is
+	// claimed in the progress table.
 	Waits string
+	// Until is the offset that was committed when the pipeline was found to have
+	// lost rows, while less is committed again; 0 for none.
+	Until int64
+	// GoneFrom and GoneTo, which is excluded, bound the offsets that the pipeline
+	// lost when retention had taken them; 0 for none.
+	GoneFrom, GoneTo int64
 	// Held is why the partition stands in front of a record until something
 	// outside answers; it is being tried again.
 	Held   error
@@ -151,6 +158,15 @@ func (c *Consumer) Snapshot() Status {
 		}
 		if now.Before(h.lane.NotBefore()) {
 			ps.Waits = h.waits
+		}
+		if k := h.taking; k != nil {
+			ps.GoneFrom, ps.GoneTo = k.gone.From, k.gone.To
+			if k.until > ps.Committed {
+				ps.Until = k.until
+			}
+			if ps.Waits == "" && ps.State == lane.Live && h.lane.Stage() != lane.Claimed {
+				ps.Waits = "it is found out what the pipeline holds of it"
+			}
 		}
 		h.sender.mu.Lock()
 		if h.stall != nil && h.stall.err != nil {

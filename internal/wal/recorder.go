@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 	"holdfast/internal/sabotage"
@@ -135,12 +136,16 @@ func (d *deliverer) take(work context.Context) error {
 		return err
 	}
 	err = d.patiently(func() (err error) {
-		r.claim, err = store.Claim(work, found.Incarnation, d.opened != nil, r.lane)
-		return err
+		if r.claim, err = store.SendClaim(work, found.Incarnation, r.lane); err != nil {
+			return err
+		}
+		crash.Here(crash.PgClaimSent)
+		return store.AwaitClaim(work, d.opened != nil, r.claim)
 	})
 	if err != nil {
 		return fmt.Errorf("claim the progress table: %w", err)
 	}
+	crash.Here(crash.PgClaimed)
 	d.rec = r
 	d.a.mu.Lock()
 	d.a.rowEpoch, d.a.rowIncarnation = r.lane.Epoch(), found.Incarnation
@@ -281,7 +286,11 @@ func (d *deliverer) lastRow() (write func(context.Context) (feldera.Token, error
 			// Transaction.Commit has waited for it.
 			adv.Data = append(adv.Data, feldera.Evidence{Token: t.token, Rung: ack.Ingested})
 		}
+		crash.Here(crash.PgBeforeProgress)
 		tok, err := d.rec.store.Write(ctx, adv)
+		if err == nil {
+			crash.Here(crash.PgProgressSent)
+		}
 		*row = tok
 		return tok, err
 	}, row
@@ -349,10 +358,12 @@ func (d *deliverer) recordGroup(ctx context.Context, group []*batch) error {
 			}
 		}
 	}
+	crash.Here(crash.PgBeforeProgress)
 	tok, err := d.rec.store.Write(ctx, adv)
 	if err != nil {
 		return fmt.Errorf("write the progress row for the transactions up to LSN %s: %w", decode.FormatLSN(last.end), err)
 	}
+	crash.Here(crash.PgProgressSent)
 	one := &batch{first: first.first, last: last.last, end: last.end, accepted: first.accepted, row: true}
 	one.keep(nil, tok)
 	one.waiting = map[ack.Rung]int{ack.Ingested: 1, ack.Completed: 1}
@@ -363,7 +374,12 @@ func (d *deliverer) recordGroup(ctx context.Context, group []*batch) error {
 		d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
 	}
 	d.mu.Unlock()
-	d.completions.Watch(tok, func(e feldera.Evidence) { d.evidence(one, e) })
+	d.completions.Watch(tok, func(e feldera.Evidence) {
+		if e.Err == nil && e.Rung == ack.Completed {
+			crash.Here(crash.PgProgressCompleted)
+		}
+		d.evidence(one, e)
+	})
 	d.finished.set()
 	return nil
 }

@@ -271,14 +271,10 @@ func (m Model) ownership(w world, out emit) {
 		}
 		to.interrupt(down)
 		out("lost", "the lane is lost to another owner", true, to, "")
-		if w.claimed() && !live && !open && d.exp == w.p.inc && d.part == 0 && d.rowDone == m.produced(d.snt)+1 {
+		if w.claimed() && !live && !open && d.exp == w.p.inc && d.part == 0 && d.rowDone == m.rowFor(&w, d.snt)+1 {
 			to := w
 			to.rebalances--
-			wrong := ""
-			// Behind a loss the commit stands still until the rows are back.
-			if pos := m.acknowledgeable(&w); pos >= w.noted.pos {
-				wrong = m.note(&to, pos)
-			}
+			wrong := m.note(&to, m.acknowledgeable(&w))
 			to.noted.clean = true
 			to.interrupt(down)
 			out("revoke", "the lane is revoked: drained, committed clean", true, to, wrong)
@@ -338,13 +334,13 @@ func (m Model) take(w world, out emit) {
 	dec := m.decide(&w)
 	to := w
 	to.interrupt(undecided)
-	base := w.noted.pos
+	base, claim := w.noted.pos, w.noted.produced
 	wrong := ""
 	next := running
 	switch dec.Found {
 	case feldera.ProgressFresh, feldera.ProgressEqual:
 	case feldera.ProgressAhead:
-		base = max(base, uint8(dec.Held))
+		base, claim = max(base, uint8(dec.Held)), uint8(dec.Held)
 	case feldera.ProgressLost:
 		switch {
 		case w.p.inc == 1:
@@ -352,10 +348,22 @@ func (m Model) take(w world, out emit) {
 		case m.Durable || m.Storage == KeepsJournal:
 			wrong = "called lost although it was stored"
 		}
-		if m.Kafka {
-			base = uint8(dec.Held)
-		} else {
+		if !m.Kafka {
 			next = lost
+			break
+		}
+		// The commit goes back, on purpose: to what the pipeline holds, or,
+		// loudly, to what the log still has. It names the row that proves it.
+		base, claim = uint8(dec.Held), uint8(dec.Held)
+		if base+1 < w.start {
+			base = w.start - 1
+			to.noted.gone = base
+		}
+		to.noted.pos, to.noted.produced, to.confirmed = base, claim, base
+		rowEpoch, rowInc := dec.Completed()
+		to.noted.rowEpoch, to.noted.rowInc = uint8(rowEpoch), 0
+		if rowInc != "" {
+			to.noted.rowInc = rowInc[0] - '0'
 		}
 	default:
 		wrong = "unexpected decision: " + dec.Found.String()
@@ -374,7 +382,7 @@ func (m Model) take(w world, out emit) {
 		to.noted.clean = false
 	}
 	to.d = daemon{
-		mode: next, exp: w.p.inc, epoch: epoch, base: base, recv: base, snt: base,
+		mode: next, exp: w.p.inc, epoch: epoch, base: base, claim: claim, recv: base, snt: base,
 		dataDone: m.produced(base), drop: m.superseded(&w, &dec),
 	}
 	if !m.Kafka && w.noted.sent > base && m.Broken != ReplayOutsideTransaction {
@@ -444,7 +452,7 @@ func (m Model) sending(w world, out emit) {
 		to.p.work = m.healed(&w)
 		to.p.seen = to.p.work
 		to.d.mode, to.d.base, to.d.recv, to.d.snt = running, w.written, w.written, w.written
-		to.d.dataDone = m.produced(w.written)
+		to.d.dataDone, to.d.claim = m.produced(w.written), m.produced(w.written)
 		to.d.replay = 0
 		out("heal", fmt.Sprintf("resync up to %d", w.written), false, to, "")
 	}
@@ -513,7 +521,7 @@ func (m Model) sendRow(w world, out emit) {
 	var pos uint8
 	switch {
 	case d.rowSent == 0:
-		pos = m.produced(d.base)
+		pos = d.claim
 	case m.Broken == RowNotLast && d.tx > 0:
 		pos = d.tx
 	case d.tx > 0 && (m.ingested(&w) < d.tx || d.part > 0):
@@ -599,7 +607,7 @@ func (m Model) acknowledging(w world, out emit) {
 		out("ask checkpoint", "ask for a checkpoint", false, to, "")
 	}
 	pos := m.acknowledgeable(&w)
-	if pos > w.noted.pos || (pos == w.noted.pos && d.rowDone > m.produced(pos) && w.noted.rowEpoch != d.epoch && !m.Durable) {
+	if pos > w.noted.pos || (pos == w.noted.pos && d.rowDone > m.rowFor(&w, pos) && w.noted.rowEpoch != d.epoch && !m.Durable) {
 		to := w
 		wrong := m.note(&to, pos)
 		kind := "bookmark"
@@ -618,10 +626,10 @@ func (m Model) acknowledging(w world, out emit) {
 // note writes the daemon's memory; Kafka's is the commit itself.
 func (m Model) note(w *world, pos uint8) (wrong string) {
 	wrong = m.evidence(w, pos)
-	if pos > w.noted.pos || w.d.rowDone > m.produced(pos) {
+	if pos > w.noted.pos || w.d.rowDone > m.rowFor(w, pos) {
 		w.noted.rowEpoch, w.noted.rowInc = w.d.epoch, w.d.exp
 	}
-	w.noted.pos, w.noted.produced = pos, m.produced(pos)
+	w.noted.pos, w.noted.produced = pos, m.rowFor(w, pos)
 	if m.Kafka {
 		if fell := m.told(w, pos); wrong == "" {
 			wrong = fell

@@ -12,13 +12,13 @@ func (m Model) Invariant(w world) string {
 		if w.noted.rowEpoch == d.epoch {
 			keep = max(keep, w.noted.pos) // acknowledged by this owner
 		}
-		if !m.holds(&w.p.work, keep) {
+		if !m.holds(&w.p.work, w.noted.gone, keep) {
 			return fmt.Sprintf("units up to %d will not be sent again, and the pipeline does not hold them: nobody notices", keep)
 		}
 	}
 	// While the pipeline has never restarted, what was acknowledged is to be
 	// seen in it, at every instant.
-	if w.p.inc == 1 && !m.holds(&w.p.seen, w.confirmed) {
+	if w.p.inc == 1 && !m.holds(&w.p.seen, 0, w.confirmed) {
 		return fmt.Sprintf("%d was acknowledged, and the pipeline does not show it", w.confirmed)
 	}
 	return ""
@@ -34,10 +34,10 @@ func (m Model) evidence(w *world, pos uint8) string {
 	if m.Durable {
 		held = &w.p.stored
 	}
-	if !m.holds(held, pos) {
+	if !m.holds(held, w.noted.gone, pos) {
 		return fmt.Sprintf("%d is acknowledged before the pipeline %s it", pos, map[bool]string{false: "shows", true: "has stored"}[m.Durable])
 	}
-	need := m.produced(pos)
+	need := m.rowFor(w, pos)
 	if need == 0 {
 		return "" // nothing was sent
 	}
@@ -82,7 +82,10 @@ func (m Model) Settled(w world) bool {
 	end := m.length()
 	live, open := w.inFlight()
 	full := m.full(end)
+	equal := w.p.seen.mask == full.mask && w.p.seen.x == full.x
+	if w.noted.gone > 0 {
+		equal = m.holds(&w.p.seen, w.noted.gone, end)
+	}
 	return w.written == end && w.confirmed == end && !live && !open && w.p.idle() && !w.p.tx &&
-		w.p.seen == w.p.work && w.d.exp == w.p.inc &&
-		w.p.seen.mask == full.mask && w.p.seen.x == full.x
+		w.p.seen == w.p.work && w.d.exp == w.p.inc && equal
 }

@@ -70,7 +70,7 @@ var mustBeReached = map[string]map[string]func(world) bool{
 			return w.d.mode == down && w.noted.produced > 0 && w.p.seen != w.p.work
 		},
 		"a pipeline without what was acknowledged": func(w world) bool {
-			return !Model{Scope{Log: "aaaa"}}.holds(&w.p.work, 1) && w.noted.produced > 0
+			return !Model{Scope{Log: "aaaa"}}.holds(&w.p.work, 0, 1) && w.noted.produced > 0
 		},
 		"a row of one incarnation in another": func(w world) bool {
 			for _, e := range w.p.seen.rows {
@@ -101,9 +101,12 @@ var mustBeReached = map[string]map[string]func(world) bool{
 		},
 	},
 	"kafka": {
-		"rewound behind the commit": func(w world) bool { return w.d.mode == running && w.d.base < w.noted.pos },
-		"a clean note":              func(w world) bool { return w.noted.clean },
-		"a gap at the source":       func(w world) bool { return w.d.mode == stopped },
+		"the commit taken back to nothing": func(w world) bool {
+			return w.d.mode == running && w.d.epoch > 1 && w.p.inc > 1 && w.noted.pos == 0 && w.noted.rowEpoch == 0
+		},
+		"gone on behind what retention took": func(w world) bool { return w.d.mode == running && w.noted.gone > 0 },
+		"a clean note":                       func(w world) bool { return w.noted.clean },
+		"a gap at the source":                func(w world) bool { return w.d.mode == stopped },
 		"a stale owner's row on its way": func(w world) bool {
 			return w.d.mode == running && w.net[0].used && !w.net[0].mine && w.net[0].to == tableP && w.net[0].epoch < w.d.epoch
 		},

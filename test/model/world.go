@@ -117,6 +117,9 @@ type noted struct {
 	intent uint8
 	// clean: nothing that was sent is without an outcome.
 	clean bool
+	// gone: units up to it were lost by the pipeline when retention had taken
+	// them already; a person was called (Kafka only).
+	gone uint8
 }
 
 // mode is what the daemon is at.
@@ -135,8 +138,9 @@ type daemon struct {
 	mode mode
 	// exp is the incarnation that it expects, epoch the one it has claimed.
 	exp, epoch uint8
-	// base: everything up to it was in the pipeline at the decision.
-	base uint8
+	// base: everything up to it was in the pipeline at the decision, or is gone
+	// for good; claim is the position of the first progress row.
+	base, claim uint8
 	// recv was received, snt accepted whole; part counts the tables of the next
 	// unit that were accepted.
 	recv, snt, part uint8
@@ -216,8 +220,11 @@ func (m Model) next(pos, end uint8) uint8 {
 }
 
 // full gives the tables with all units up to pos.
-func (m Model) full(pos uint8) (c content) {
-	for u := uint8(1); u <= pos; u++ {
+func (m Model) full(pos uint8) content { return m.between(0, pos) }
+
+// between gives the tables with the units above from, up to pos.
+func (m Model) between(from, pos uint8) (c content) {
+	for u := from + 1; u <= pos; u++ {
 		switch {
 		case !m.rows(u):
 			continue
@@ -230,9 +237,9 @@ func (m Model) full(pos uint8) (c content) {
 }
 
 // holds tells whether c has the effect of all units up to pos: every row, and
-// in the shared key nothing older.
-func (m Model) holds(c *content, pos uint8) bool {
-	want := m.full(pos)
+// in the shared key nothing older. Units up to gone are not asked for.
+func (m Model) holds(c *content, gone, pos uint8) bool {
+	want := m.between(gone, pos)
 	return c.mask[0]&want.mask[0] == want.mask[0] && c.mask[1]&want.mask[1] == want.mask[1] && c.x >= want.x
 }
 
@@ -257,7 +264,17 @@ func (m Model) ingested(w *world) uint8 {
 			}
 		}
 	}
-	return max(m.produced(pos), m.produced(w.d.base))
+	return max(m.rowFor(w, pos), m.rowFor(w, w.d.base))
+}
+
+// rowFor gives the position of the progress row that stands for everything up
+// to pos. No row ever stands for what is gone.
+func (m Model) rowFor(w *world, pos uint8) uint8 {
+	p := m.produced(pos)
+	if p <= w.noted.gone {
+		p = min(p, w.d.claim)
+	}
+	return p
 }
 
 // rowIngested tells whether the newest progress row is in the circuit.

@@ -157,6 +157,10 @@ type Config struct {
 	// requests that a previous owner may have left behind.
 	NotBefore time.Time
 	Limits    Limits
+	// Progress is set for a lane whose rows the destination records in a
+	// progress table: see [Progress]. nil for one whose completion is that of
+	// its rows.
+	Progress *Progress
 }
 
 // Block is why and where a lane stopped.
@@ -199,6 +203,9 @@ type Lane struct {
 	inflight []*flight
 	flying   int // records in inflight
 
+	// progress is what is known of the lane's progress rows; nil where none are
+	// written.
+	progress *progress
 	// committed is what the broker acknowledged last, or NoCommit.
 	committed int64
 	// announced is set when a commit of this lane was acknowledged, noted when
@@ -214,6 +221,7 @@ type mark struct {
 	leaderEpoch int32
 	time        time.Time // of the last record below it; zero when unknown
 	rows        int64     // behind the last record below it that gave a row; 0 when unknown
+	row         Row       // the progress row that was completed for rows
 }
 
 type queued struct {
@@ -247,8 +255,17 @@ type flight struct {
 // New makes a live lane that expects the record at cfg.Start or above.
 func New(cfg Config) *Lane {
 	start := mark{leaderEpoch: cfg.StartLeaderEpoch, time: cfg.StartTime, rows: cfg.StartRows}
+	var p *progress
+	if cfg.Progress != nil {
+		p = &progress{stage: Undecided, announce: cfg.Start}
+		if cfg.Progress.Decided {
+			p.stage, p.announce = Announcing, cfg.Progress.Announce
+		}
+		start.row = cfg.Progress.Row
+	}
 	return &Lane{
-		topic: cfg.Topic, topicID: cfg.TopicID, partition: cfg.Partition,
+		progress: p,
+		topic:    cfg.Topic, topicID: cfg.TopicID, partition: cfg.Partition,
 		epoch: cfg.Epoch, limits: cfg.Limits.withDefaults(), notBefore: cfg.NotBefore,
 		ledger:    ack.New(cfg.Start),
 		committed: cfg.Committed,
@@ -256,11 +273,17 @@ func New(cfg Config) *Lane {
 	}
 }
 
-// Topic, Partition, TopicID and Epoch are fixed for the lane's life.
+// Topic, Partition and TopicID are fixed for the lane's life.
 func (l *Lane) Topic() string     { return l.topic }
 func (l *Lane) Partition() int32  { return l.partition }
 func (l *Lane) TopicID() [16]byte { return l.topicID }
-func (l *Lane) Epoch() int64      { return l.epoch }
+
+// Epoch is the owner's: see Config.Epoch, and [Lane.Decide].
+func (l *Lane) Epoch() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.epoch
+}
 
 // NotBefore is the time from which the lane gives out records.
 func (l *Lane) NotBefore() time.Time { return l.notBefore }
@@ -340,7 +363,7 @@ func (l *Lane) Waiting(now time.Time) (records int, bytes int64, oldest time.Tim
 }
 
 func (l *Lane) sendable(now time.Time) bool {
-	return l.state == Live && l.taken == 0 && l.announced && !now.Before(l.notBefore) &&
+	return l.state == Live && l.taken == 0 && l.announced && l.progress.claimed() && !now.Before(l.notBefore) &&
 		l.ledger.Held()-len(l.queue) < l.limits.MaxUncommitted
 }
 
@@ -469,6 +492,9 @@ func (l *Lane) Mark(rg Range, r ack.Rung) error {
 		if f.serial != rg.serial {
 			continue
 		}
+		if l.progress != nil && f.Rows > 0 && r > ack.Ingested {
+			r = ack.Ingested // what completes it is the progress row behind it
+		}
 		if err := l.ledger.Mark(rg.first, rg.last, r); err != nil {
 			return err
 		}
@@ -487,6 +513,7 @@ func (l *Lane) settle() {
 		if end.rows = l.inflight[n].Rows; end.rows == 0 {
 			end.rows = l.safe.rows
 		}
+		end.row = l.safe.row
 		l.safe = end
 		l.flying -= l.inflight[n].Records
 		n++
@@ -507,6 +534,8 @@ type Commit struct {
 	// Rows is the offset behind the last record below Offset that gave a row;
 	// 0 if there is none, or it is not known.
 	Rows int64
+	// Row names the progress row that was completed for Rows.
+	Row Row
 	// Clean: nothing that was sent, by this owner or one before it, is without
 	// an outcome, so the next owner need not wait for requests that may still
 	// be applied.
@@ -526,12 +555,17 @@ func (l *Lane) ToCommit(final bool, now time.Time) (Commit, bool) {
 	if l.state == Dead {
 		return Commit{}, false
 	}
+	if l.progress != nil && l.progress.stage != Claimed {
+		return l.announcement()
+	}
 	c := Commit{
-		Offset: l.ledger.At(ack.Completed), LeaderEpoch: l.safe.leaderEpoch, Time: l.safe.time, Rows: l.safe.rows,
+		Offset: l.ledger.At(ack.Completed), LeaderEpoch: l.safe.leaderEpoch, Time: l.safe.time, Rows: l.safe.rows, Row: l.safe.row,
 		Clean: l.state == Draining && l.settled() && !now.Before(l.notBefore),
 	}
 	switch {
 	case final && c.Clean && !l.noted, l.state == Live && !l.announced:
+		return c, true
+	case l.progress != nil && !l.progress.named:
 		return c, true
 	}
 	return c, c.Offset > l.committed
@@ -548,11 +582,19 @@ func (l *Lane) Committed(c Commit) error {
 	if l.state == Dead {
 		return ErrDead
 	}
-	if err := l.ledger.Confirm(c.Offset, ack.Completed); err != nil {
+	if l.progress != nil && l.progress.stage == Announcing {
+		if c.Offset != l.progress.announce {
+			return fmt.Errorf("commit of %s[%d]: the first one is of offset %d, not %d", l.topic, l.partition, l.progress.announce, c.Offset)
+		}
+		l.progress.stage = Unclaimed
+	} else if err := l.ledger.Confirm(c.Offset, ack.Completed); err != nil {
 		return fmt.Errorf("commit of %s[%d]: %w", l.topic, l.partition, err)
 	}
+	if p := l.progress; p != nil && p.stage == Claimed {
+		p.named = p.named || c.Row == p.claim
+	}
 	l.committed = c.Offset
-	l.told = mark{leaderEpoch: c.LeaderEpoch, time: c.Time, rows: c.Rows}
+	l.told = mark{leaderEpoch: c.LeaderEpoch, time: c.Time, rows: c.Rows, row: c.Row}
 	l.announced = true
 	l.noted = l.noted || c.Clean
 	return nil
