@@ -201,8 +201,8 @@ func TestPageShowsAndFollowsTheState(t *testing.T) {
 
 	// The page is not loaded again: a mark in its window stays.
 	b.run(t, chromedp.Evaluate(`window.same = true`, nil))
-	w.position.WithLabelValues("acknowledged").Set(0x1_7A00_0000)
-	b.await(t, "#evidence li:last-child", "1/7A000000")
+	w.position.WithLabelValues("acknowledged").Set(0x1_79FF_A000)
+	b.await(t, "#evidence li:last-child", "1/79FFA000")
 	w.block()
 	b.await(t, "h1", "blocked")
 	b.await(t, "#checks", "To do: add the column to the Feldera table")
