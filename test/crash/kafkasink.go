@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"holdfast/internal/crash"
+	"holdfast/internal/feldera"
 	"holdfast/test/felderasim"
 	"holdfast/test/felderasim/core"
 	"holdfast/test/harness"
@@ -24,15 +28,22 @@ const (
 	partitions = 4
 	keys       = 8 // of each partition
 	topic      = "counters"
+	events     = "events" // each record another row, in a table without a key of its own
 	deadTopic  = "counters-dead"
 	group      = "crash"
 )
 
-const counterProgram = `CREATE TABLE counters (k BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) WITH ('materialized' = 'true');`
+func counterProgram(v *variant) string {
+	progress := feldera.ProgressTable("holdfast_progress")
+	return "CREATE TABLE counters (k BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) WITH ('materialized' = 'true');\n" + keyless(v, events, "n") + progress.SQL()
+}
 
 // counterOracle watches every completed state of the destination, and knows
 // what was produced.
 type counterOracle struct {
+	progress bool   // a record is proven by a progress row, not by its own row
+	topicID  string // of the counters, as the progress table names it
+
 	mu       sync.Mutex
 	seen     map[int64]int64 // the number of each key, as last seen
 	held     map[int64]int64 // the highest that was ever completed
@@ -48,15 +59,20 @@ type counterOracle struct {
 	// loose: a member ended without order since everything last came to rest.
 	// What it had delivered and not committed is delivered again, from its first
 	// version on.
-	loose    bool
+	loose bool
+	// losing: the next incarnation begins with less than this one has.
+	losing bool
+	// recorded is how far the progress rows of each partition ever were.
+	recorded [partitions]int64
 	regress  []string
+	double   []string
 	expected map[string]int
 }
 
 type counted struct{ offset, key, n int64 }
 
-func newCounterOracle() *counterOracle {
-	return &counterOracle{seen: make(map[int64]int64), held: make(map[int64]int64), expected: make(map[string]int)}
+func newCounterOracle(progress bool) *counterOracle {
+	return &counterOracle{progress: progress, seen: make(map[int64]int64), held: make(map[int64]int64), expected: make(map[string]int)}
 }
 
 // observe looks at one state. It is called under the simulator's lock.
@@ -71,8 +87,18 @@ func (o *counterOracle) observe(v felderasim.View) {
 	if incarnation == o.state.incarnation && steps == o.state.steps {
 		return
 	}
+	if incarnation != o.state.incarnation && o.losing {
+		clear(o.seen) // the pipeline itself went back; from there it only goes on
+		o.losing = false
+	}
 	o.state.incarnation, o.state.steps = incarnation, steps
 	o.states++
+	for _, row := range v.Rows("holdfast_progress") {
+		topicID, p, _ := strings.Cut(row["lane"].(string), "/")
+		if n, err := strconv.Atoi(p); err == nil && topicID == o.topicID {
+			o.recorded[n] = max(o.recorded[n], number(row["position"]))
+		}
+	}
 	for _, row := range v.Rows("counters") {
 		k, n := number(row["k"]), number(row["n"])
 		if before := o.seen[k]; n < before {
@@ -106,7 +132,11 @@ func (o *counterOracle) missing(partition int32, offset int64) string {
 	list := o.produced[partition]
 	n := 0
 	for n < len(list) && list[n].offset < offset {
-		if c := list[n]; o.held[c.key] < c.n {
+		c := list[n]
+		if o.progress && o.recorded[partition] <= c.offset {
+			return fmt.Sprintf("no progress row for offset %d is completed", c.offset)
+		}
+		if o.held[c.key] < c.n {
 			return fmt.Sprintf("number %d of key %d, at offset %d, is in no completed state", c.n, c.key, c.offset)
 		}
 		n++
@@ -115,11 +145,11 @@ func (o *counterOracle) missing(partition int32, offset int64) string {
 	return ""
 }
 
-// told takes an offset that a member is about to commit.
+// told takes an offset that was committed.
 func (o *counterOracle) told(partition int32, offset int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.committed[partition] = max(o.committed[partition], offset)
+	o.committed[partition] = offset
 }
 
 // counterWorld is a kafkasink, or two, with everything around it.
@@ -137,10 +167,12 @@ type counterWorld struct {
 	n        [partitions * keys]int64 // of each key, as last produced
 	poison   int
 	produced int
+	events   int
+	twice    int // events that are there more often than once, as last seen
 }
 
 func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
-	w := &counterWorld{rig: rig{dir: opts.dir, patience: opts.patienceOr()}, variant: opts.variant, oracle: newCounterOracle()}
+	w := &counterWorld{rig: rig{dir: opts.dir, patience: opts.patienceOr()}, variant: opts.variant, oracle: newCounterOracle(opts.variant.progress)}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -160,11 +192,18 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if err = w.kafka.CreateTopic(ctx, topic, partitions, nil); err != nil {
 		return nil, err
 	}
+	if err = w.kafka.CreateTopic(ctx, events, partitions, nil); err != nil {
+		return nil, err
+	}
 	if err = w.kafka.CreateTopic(ctx, deadTopic, 1, nil); err != nil {
 		return nil, err
 	}
+	if err = w.learnTopicID(ctx); err != nil {
+		return nil, err
+	}
 	w.sim, err = felderasim.New(felderasim.Options{
-		SQL: counterProgram, Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce, Observe: w.oracle.observe,
+		CheckpointInterval: time.Second,
+		SQL:                counterProgram(opts.variant), Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce, Observe: w.oracle.observe,
 	})
 	if err != nil {
 		return nil, err
@@ -177,7 +216,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 		return nil, err
 	}
 	env := opts.daemonEnv(map[string]string{
-		"KAFKASINK_BROKERS": w.proxy.Addr(), "KAFKASINK_GROUP": group, "KAFKASINK_TOPICS": topic + "=counters:json",
+		"KAFKASINK_BROKERS": w.proxy.Addr(), "KAFKASINK_GROUP": group, "KAFKASINK_TOPICS": topic + "=counters:json," + events + "=events:json",
 		"KAFKASINK_POISON": "dlq", "KAFKASINK_DLQ_TOPIC": deadTopic, "KAFKASINK_POISON_LIMIT": "100000",
 		"KAFKASINK_COMMIT_INTERVAL": "100ms", "KAFKASINK_SESSION_TIMEOUT": "3s", "KAFKASINK_DRAIN_TIMEOUT": "2s",
 		"KAFKASINK_BATCH_ROWS": "50", "KAFKASINK_START": "earliest",
@@ -210,6 +249,22 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	return w, nil
 }
 
+// learnTopicID finds out by what id commits and progress rows name the topic.
+func (w *counterWorld) learnTopicID(ctx context.Context) error {
+	client, err := w.kafka.Client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	topics, err := kadm.NewClient(client).ListTopics(ctx, topic)
+	if err != nil {
+		return err
+	}
+	id := topics[topic].ID
+	w.tap.topicID, w.oracle.topicID = id, hex.EncodeToString(id[:])
+	return nil
+}
+
 // writer produces until ctx ends.
 func (w *counterWorld) writer(ctx context.Context) {
 	turn := time.NewTicker(10 * time.Millisecond)
@@ -230,6 +285,9 @@ func (w *counterWorld) writer(ctx context.Context) {
 func (w *counterWorld) produce(ctx context.Context, records int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if err := w.produceEvent(ctx); err != nil {
+		return err
+	}
 	for range records {
 		key := w.produced % (partitions * keys)
 		w.produced++
@@ -245,6 +303,16 @@ func (w *counterWorld) produce(ctx context.Context, records int) error {
 		w.oracle.produced[partition] = append(w.oracle.produced[partition], counted{r.Offset, int64(key), n})
 		w.oracle.mu.Unlock()
 	}
+	return nil
+}
+
+// produceEvent adds a record that is like no other.
+func (w *counterWorld) produceEvent(ctx context.Context) error {
+	r := &kgo.Record{Topic: events, Partition: int32(w.events % partitions), Value: fmt.Appendf(nil, `{"n":%d}`, w.events)}
+	if err := w.client.ProduceSync(context.WithoutCancel(ctx), r).FirstErr(); err != nil {
+		return err
+	}
+	w.events++
 	return nil
 }
 
@@ -266,7 +334,15 @@ func (w *counterWorld) killSource(ctx context.Context) error {
 	return w.kafka.Start(ctx)
 }
 
-func (w *counterWorld) crashDestination(_ context.Context, keep core.Keep) { w.sim.Crash(keep) }
+func (w *counterWorld) crashDestination(_ context.Context, keep core.Keep) {
+	if keep != core.KeepJournal {
+		w.oracle.mu.Lock()
+		w.oracle.losing = true
+		w.oracle.mu.Unlock()
+		w.tap.mayGoBack(true)
+	}
+	w.sim.Crash(keep)
+}
 
 func (w *counterWorld) unclean() {
 	w.oracle.mu.Lock()
@@ -350,6 +426,7 @@ func (w *counterWorld) settle(ctx context.Context) error {
 	if err := w.compareNow(limit); err != nil {
 		return err
 	}
+	w.tap.mayGoBack(false)
 	w.oracle.mu.Lock()
 	w.oracle.loose = false
 	w.oracle.mu.Unlock()
@@ -357,11 +434,15 @@ func (w *counterWorld) settle(ctx context.Context) error {
 }
 
 func (w *counterWorld) rest(ctx context.Context) error {
-	var ends map[int32]int64
+	ends := map[string]map[int32]int64{}
 	err := harness.Eventually(ctx, "the broker says where the log ends", func(ctx context.Context) (any, bool) {
 		var err error
-		ends, err = w.kafka.EndOffsets(ctx, topic)
-		return err, err == nil
+		for _, topic := range []string{topic, events} {
+			if ends[topic], err = w.kafka.EndOffsets(ctx, topic); err != nil {
+				return err, false
+			}
+		}
+		return nil, true
 	})
 	if err != nil {
 		return err
@@ -371,9 +452,11 @@ func (w *counterWorld) rest(ctx context.Context) error {
 		if err != nil {
 			return err, false
 		}
-		for p, end := range ends {
-			if end > 0 && at[topic][p] < end {
-				return at, false
+		for topic := range ends {
+			for p, end := range ends[topic] {
+				if end > 0 && at[topic][p] < end {
+					return at, false
+				}
 			}
 		}
 		return nil, true
@@ -405,6 +488,9 @@ func (w *counterWorld) compareNow(ctx context.Context) error {
 		if got[int64(key)] != n {
 			return &lostError{fmt.Sprintf("key %d is at %d, produced was %d", key, got[int64(key)], n)}
 		}
+	}
+	if err := w.compareEvents(); err != nil {
+		return err
 	}
 	ends, err := w.kafka.EndOffsets(ctx, deadTopic)
 	if err != nil {
@@ -439,13 +525,51 @@ func (w *counterWorld) compareNow(ctx context.Context) error {
 	return nil
 }
 
-func (w *counterWorld) findings() findings {
-	var f findings
-	f.early, f.back = w.tap.faults()
+// compareEvents counts how often each event is there. The caller holds mu.
+func (w *counterWorld) compareEvents() error {
+	times := make([]int64, w.events)
+	twice := 0
+	for _, row := range w.sim.Rows(events) {
+		n, weight := number(row["n"]), int64(1)
+		if it, ok := row["$weight"]; ok {
+			weight = number(it)
+		}
+		if n < 0 || n >= int64(len(times)) || weight < 1 {
+			return &lostError{fmt.Sprintf("event %d is there %d times, and %d were produced", n, weight, len(times))}
+		}
+		times[n] += weight
+	}
+	for n, t := range times {
+		if t == 0 {
+			return &lostError{fmt.Sprintf("event %d is not there", n)}
+		}
+		twice += int(t - 1)
+	}
+	more := twice - w.twice
+	w.twice = twice
+	if more <= 0 {
+		return nil
+	}
 	w.oracle.mu.Lock()
 	defer w.oracle.mu.Unlock()
-	f.regress, f.expected = w.oracle.regress, w.oracle.expected
-	w.oracle.regress, w.oracle.expected = nil, make(map[string]int)
+	if w.variant.progress {
+		w.oracle.double = append(w.oracle.double, fmt.Sprintf("%d events are there once more than they should be", more))
+	} else {
+		w.oracle.expected["a row of a table without a key was applied once more, under at_least_once"] += more
+	}
+	return nil
+}
+
+func (w *counterWorld) findings() findings {
+	var f findings
+	f.early, f.back, f.healed = w.tap.faults()
+	w.oracle.mu.Lock()
+	defer w.oracle.mu.Unlock()
+	f.regress, f.double, f.expected = w.oracle.regress, w.oracle.double, w.oracle.expected
+	if f.healed > 0 {
+		f.expected["an offset went back to what a pipeline that lost rows still held"] = f.healed
+	}
+	w.oracle.regress, w.oracle.double, w.oracle.expected = nil, nil, make(map[string]int)
 	return f
 }
 

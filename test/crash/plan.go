@@ -37,22 +37,30 @@ var variants = []*variant{
 		daemon: "pgsource", name: "durable", progress: true, durable: true, open: openBank,
 		settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_ACK_ON": "durable"},
 	},
-	{daemon: "kafkasink", name: "at_least_once", open: openCounters},
+	{daemon: "kafkasink", name: "effectively_once", progress: true, open: openCounters, settings: map[string]string{"KAFKASINK_DELIVERY": "effectively_once"}},
+	{daemon: "kafkasink", name: "at_least_once", open: openCounters, settings: map[string]string{"KAFKASINK_DELIVERY": "at_least_once"}},
+}
+
+// progressPlaces are those of a progress table.
+var progressPlaces = []crash.Point{
+	crash.PgClaimSent, crash.PgClaimed, crash.PgBeforeProgress, crash.PgProgressSent, crash.PgProgressCompleted,
+	crash.KafkaClaimSent, crash.KafkaClaimed, crash.KafkaBeforeProgress, crash.KafkaProgressSent, crash.KafkaProgressCompleted,
 }
 
 // passes tells whether the variant ever comes to a place.
 func (v *variant) passes(p crash.Point) bool {
-	return strings.HasPrefix(string(p), v.daemon+".")
+	return strings.HasPrefix(string(p), v.daemon+".") && (v.progress || !slices.Contains(progressPlaces, p))
 }
 
-// suffers tells whether a fault is of use with the variant. Only pgsource
-// notices what a pipeline has lost; and durable differs from the others in what
-// a pipeline comes back with alone, and takes its time over each run.
+// suffers tells whether a fault is of use with the variant. A kafkasink without
+// a progress table cannot tell what a pipeline has lost; and durable differs
+// from the others in what a pipeline comes back with alone, and takes its time
+// over each run.
 func (v *variant) suffers(f *fault) bool {
 	switch {
 	case v.durable:
 		return f.everywhere || f.back
-	case v.daemon == "kafkasink":
+	case v.daemon == "kafkasink" && !v.progress:
 		return !f.losing
 	}
 	return true
@@ -166,7 +174,7 @@ func uncovered(cases []crashCase) (missing []string) {
 // that a later visit than the first is worth a try.
 func often(p crash.Point) bool {
 	switch p {
-	case crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
+	case crash.PgClaimSent, crash.PgClaimed, crash.KafkaClaimSent, crash.KafkaClaimed, crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
 		crash.KafkaShutdown, crash.KafkaRevoke, crash.KafkaLost, crash.KafkaDrain, crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:
 		return false
 	}

@@ -74,6 +74,7 @@ type findings struct {
 	torn, regress, double []string // states of the destination
 	// expected counts what is not promised, by name.
 	expected map[string]int
+	healed   int // offsets that went back on purpose
 }
 
 // worldOptions say what a world is like.

@@ -49,6 +49,7 @@ const (
 	effectively = "pgsource effectively_once"
 	atLeast     = "pgsource at_least_once"
 	kafka       = "kafkasink at_least_once"
+	kafkaOnce   = "kafkasink effectively_once"
 )
 
 // wrongBuilds are all that have a counterpart in the code.

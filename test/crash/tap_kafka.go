@@ -13,80 +13,163 @@ import (
 // kafkaTap listens to what kafkasink says to the broker and checks every
 // commit of an offset at the moment it is sent.
 type kafkaTap struct {
-	topic  string
-	oracle *counterOracle
+	topic string
+	// topicID is the topic's, set before there is a connection.
+	topicID [16]byte
+	oracle  *counterOracle
 
-	mu        sync.Mutex
-	committed map[int32]int64
-	commits   int
-	moves     int // offsets that were above the one committed before
-	samples   int
-	early     []string
-	back      []string
+	mu sync.Mutex
+	// committed is the highest offset that was heard of each partition, has the
+	// one that the broker has confirmed last.
+	committed, has map[int32]int64
+	commits        int
+	moves          int // offsets that were above the one committed before
+	samples        int
+	early          []string
+	back           []string
+	// backwards: the pipeline lost rows, so offsets may go back to be read again;
+	// healed counts those that did.
+	backwards bool
+	healed    int
 }
 
 func newKafkaTap(topic string, o *counterOracle) *kafkaTap {
-	return &kafkaTap{topic: topic, oracle: o, committed: make(map[int32]int64)}
+	return &kafkaTap{topic: topic, oracle: o, committed: make(map[int32]int64), has: make(map[int32]int64)}
 }
 
-// connection makes the ears of one connection. Answers are of no interest: a
-// commit counts when it is sent.
+// sent is a commit whose answer is awaited.
+type sent struct {
+	version int16
+	offsets map[int32]int64
+}
+
+// connection makes the ears of one connection. What is committed is judged when
+// it is sent, and counts as what the group has when it is answered: a commit
+// can be lost on its way.
 func (t *kafkaTap) connection() [2]func([]byte) {
-	var buf []byte
+	var mu sync.Mutex // the two ears listen at the same time
+	open := map[uint32]sent{}
 	var ears [2]func([]byte)
-	ears[harness.Up] = func(b []byte) {
+	ears[harness.Up] = frames(func(b []byte) {
+		if len(b) < 10 || binary.BigEndian.Uint16(b) != 8 {
+			return
+		}
+		s := t.request(b)
+		mu.Lock()
+		defer mu.Unlock()
+		open[binary.BigEndian.Uint32(b[4:])] = s
+	})
+	ears[harness.Down] = frames(func(b []byte) {
+		if len(b) < 4 {
+			return
+		}
+		id := binary.BigEndian.Uint32(b)
+		mu.Lock()
+		s, ours := open[id]
+		delete(open, id)
+		mu.Unlock()
+		if ours {
+			t.answer(b[4:], s)
+		}
+	})
+	return ears
+}
+
+// frames cuts one direction of a connection into messages.
+func frames(message func([]byte)) func([]byte) {
+	var buf []byte
+	return func(b []byte) {
 		buf = append(buf, b...)
 		for len(buf) >= 4 {
 			size := int(binary.BigEndian.Uint32(buf))
 			if len(buf) < 4+size {
 				return
 			}
-			t.request(buf[4 : 4+size])
+			message(buf[4 : 4+size])
 			buf = append(buf[:0], buf[4+size:]...)
 		}
 	}
-	return ears
 }
 
-// request takes one request: API key, version, correlation id, client id, and
-// in flexible versions tags; then the body.
-func (t *kafkaTap) request(b []byte) {
-	if len(b) < 10 || binary.BigEndian.Uint16(b) != 8 {
-		return
-	}
+// request takes one commit: API key, version, correlation id, client id, and in
+// flexible versions tags; then the body.
+func (t *kafkaTap) request(b []byte) sent {
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.SetVersion(int16(binary.BigEndian.Uint16(b[2:])))
+	out := sent{req.GetVersion(), map[int32]int64{}}
 	client := int(int16(binary.BigEndian.Uint16(b[8:])))
 	body := b[10+max(client, 0):]
 	if req.IsFlexible() {
 		body = body[1:] // no tags are ever sent here
 	}
-	if err := req.ReadFrom(body); err != nil {
-		t.mu.Lock()
-		t.early = append(t.early, fmt.Sprintf("a commit that cannot be read: %v", err))
-		t.mu.Unlock()
-		return
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := req.ReadFrom(body); err != nil {
+		t.early = append(t.early, fmt.Sprintf("a commit that cannot be read: %v", err))
+		return out
+	}
 	for _, topic := range req.Topics {
-		// Newer versions name the topic by its id; the group has but this one.
-		if topic.Topic != t.topic && topic.Topic != "" {
+		if !t.is(topic.Topic, topic.TopicID) {
 			continue
 		}
 		for _, p := range topic.Partitions {
 			t.commits++
-			if what := t.oracle.missing(p.Partition, p.Offset); what != "" {
-				t.early = append(t.early, fmt.Sprintf("offset %d of partition %d committed, and %s", p.Offset, p.Partition, what))
+			out.offsets[p.Partition] = p.Offset
+			t.judge(p.Partition, p.Offset)
+		}
+	}
+	return out
+}
+
+// is tells whether a topic is the one that is watched. Newer versions name it
+// by its id.
+func (t *kafkaTap) is(name string, id [16]byte) bool {
+	return name == t.topic || name == "" && id == t.topicID
+}
+
+// judge holds an offset that is about to be committed against the evidence.
+func (t *kafkaTap) judge(p int32, offset int64) {
+	if what := t.oracle.missing(p, offset); what != "" {
+		t.early = append(t.early, fmt.Sprintf("offset %d of partition %d committed, and %s", offset, p, what))
+	}
+	switch has := t.has[p]; {
+	case offset >= has:
+	case t.backwards:
+		t.healed++
+	default:
+		t.back = append(t.back, fmt.Sprintf("partition %d: offset %d after %d", p, offset, has))
+	}
+	if offset > t.committed[p] {
+		t.moves++
+	}
+	t.committed[p] = max(t.committed[p], offset)
+	if t.backwards {
+		t.committed[p] = offset
+	}
+}
+
+// answer takes the answer to a commit.
+func (t *kafkaTap) answer(b []byte, s sent) {
+	resp := kmsg.NewPtrOffsetCommitResponse()
+	resp.SetVersion(s.version)
+	if resp.IsFlexible() && len(b) > 0 {
+		b = b[1:] // the tags of the head
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := resp.ReadFrom(b); err != nil {
+		t.early = append(t.early, fmt.Sprintf("the answer to a commit that cannot be read: %v", err))
+		return
+	}
+	for _, topic := range resp.Topics {
+		if !t.is(topic.Topic, topic.TopicID) {
+			continue
+		}
+		for _, p := range topic.Partitions {
+			if offset, ours := s.offsets[p.Partition]; ours && p.ErrorCode == 0 {
+				t.has[p.Partition] = offset
+				t.oracle.told(p.Partition, offset)
 			}
-			if before := t.committed[p.Partition]; p.Offset < before {
-				t.back = append(t.back, fmt.Sprintf("partition %d: offset %d after %d", p.Partition, p.Offset, before))
-			}
-			if p.Offset > t.committed[p.Partition] {
-				t.moves++
-			}
-			t.committed[p.Partition] = max(t.committed[p.Partition], p.Offset)
-			t.oracle.told(p.Partition, p.Offset)
 		}
 	}
 }
@@ -110,16 +193,23 @@ func (t *kafkaTap) sampled(at map[int32]int64) {
 	defer t.mu.Unlock()
 	t.samples++
 	for p, offset := range at {
-		if offset > t.committed[p] {
+		if offset > t.committed[p] && !t.backwards {
 			t.early = append(t.early, fmt.Sprintf("the broker has offset %d of partition %d, and the members were heard to say %d", offset, p, t.committed[p]))
 		}
 	}
 }
 
-func (t *kafkaTap) faults() (early, back []string) {
+// mayGoBack allows offsets to go back, or not any more.
+func (t *kafkaTap) mayGoBack(may bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	early, back = t.early, t.back
-	t.early, t.back = nil, nil
-	return early, back
+	t.backwards = may
+}
+
+func (t *kafkaTap) faults() (early, back []string, healed int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	early, back, healed = t.early, t.back, t.healed
+	t.early, t.back, t.healed = nil, nil, 0
+	return early, back, healed
 }
