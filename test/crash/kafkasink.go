@@ -94,7 +94,11 @@ func (o *counterOracle) observe(v felderasim.View) {
 	o.state.incarnation, o.state.steps = incarnation, steps
 	o.states++
 	for _, row := range v.Rows("holdfast_progress") {
-		topicID, p, _ := strings.Cut(row["lane"].(string), "/")
+		lane, is := row["lane"].(string)
+		if !is {
+			panic("a progress row without a lane")
+		}
+		topicID, p, _ := strings.Cut(lane, "/")
 		if n, err := strconv.Atoi(p); err == nil && topicID == o.topicID {
 			o.recorded[n] = max(o.recorded[n], number(row["position"]))
 		}
