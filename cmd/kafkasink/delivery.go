@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"holdfast/internal/config"
@@ -68,12 +67,7 @@ func (s *sink) delivery(ctx context.Context, schema *feldera.Schema) (*partition
 func (s *sink) levelText(why error) string {
 	switch {
 	case why != nil:
-		text := "at_least_once, since effectively_once cannot be held: " + why.Error()
-		var refused *decode.Refusal
-		if errors.As(why, &refused) && refused.Do != "" {
-			text += "; " + refused.Do
-		}
-		return text
+		return "at_least_once, since effectively_once cannot be held: " + why.Error()
 	case s.c.Delivery == config.AtLeastOnce:
 		return "at_least_once, as set"
 	}

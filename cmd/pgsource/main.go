@@ -123,7 +123,7 @@ func boundMemory(environ []string, counted int64) {
 
 // progressTable is the table in which progress is recorded, "" for none.
 func progressTable(c *config.PGSource) string {
-	if c.Delivery != config.EffectivelyOnce {
+	if c.Delivery == config.AtLeastOnce {
 		return ""
 	}
 	return c.ProgressTable
@@ -157,7 +157,7 @@ func newSource(ctx context.Context, c *config.PGSource, rt ops.Runtime, tablesOf
 		SpillDir: c.SpillDir, SpillLimit: spillLimit(c), TableAtomicity: c.Atomicity == config.PerTable,
 		Truncate: truncates[c.Truncate], IgnorePartitions: c.Partitions == config.Ignore,
 		AckOn: rungs[c.AckOn], Policy: policy, Pipeline: pipeline,
-		ProgressTable: progressTable(c), OwnersTable: c.ProgressTable, StopOnLoss: c.OnLoss == config.Stop,
+		ProgressTable: progressTable(c), ProgressIfPossible: c.Delivery == config.Auto, OwnersTable: c.ProgressTable, StopOnLoss: c.OnLoss == config.Stop,
 		Snapshot: snapshots[c.Snapshot], ChunkTime: c.ChunkTime, ChunkBytes: int(c.ChunkBytes), SnapshotLag: int64(c.SnapshotLag),
 		State: stateStore(c), StateByDefault: c.StatePlace().ByDefault,
 		Logger: rt.Logger, Metrics: wal.NewMetrics(rt.Registry), StopNow: rt.StopNow,
@@ -307,6 +307,7 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		saying("publication", source.CheckPublication),
 		saying("slot", source.CheckSlotState),
 		saying("state", source.CheckStateStore),
+		saying("delivery", source.CheckDelivery),
 		check("spill", "it has a place, or none was asked for", func(context.Context) error { return source.CheckSpillDir() }),
 	}, nil
 }

@@ -29,6 +29,7 @@ const (
 	PgBeforeBookmark    Point = "pgsource.before-bookmark"    // a position may be acknowledged
 	PgAfterBookmark     Point = "pgsource.after-bookmark"     // the bookmark is durable, the server was not told
 	PgAfterStatus       Point = "pgsource.after-status"       // the server was told
+	PgEpochNoted        Point = "pgsource.epoch-noted"        // the epoch to claim is durable, the claim was not sent
 	PgClaimSent         Point = "pgsource.claim-sent"         // the claim of the progress table was accepted
 	PgClaimed           Point = "pgsource.claim-completed"    // it is completed: rows may be sent
 	PgBeforeProgress    Point = "pgsource.before-progress"    // a progress row is about to be sent
@@ -75,7 +76,7 @@ var CopyPoints = []Point{PgCopyBefore, PgCopyRead, PgCopySent, PgCopyProven, PgC
 var Points = []Point{
 	PgBegin, PgBuffer, PgSpill, PgAdmitted, PgIntent, PgTxOpen, PgBeforeSend, PgSent, PgTxIngested, PgTxCommitted, PgAccepted, PgIngested,
 	PgCompleted, PgBeforeBookmark, PgAfterBookmark, PgAfterStatus, PgReconnect, PgShutdown, PgShutdownLastWord,
-	PgClaimSent, PgClaimed, PgBeforeProgress, PgProgressSent, PgProgressCompleted,
+	PgEpochNoted, PgClaimSent, PgClaimed, PgBeforeProgress, PgProgressSent, PgProgressCompleted,
 	KafkaPolled, KafkaDecoded, KafkaBeforeSend, KafkaAccepted, KafkaIngested, KafkaCompleted, KafkaBeforeCommit, KafkaAfterCommit,
 	KafkaRevoke, KafkaDrain, KafkaLost, KafkaBeforeDLQ, KafkaAfterDLQ, KafkaShutdown,
 	KafkaClaimSent, KafkaClaimed, KafkaBeforeProgress, KafkaProgressSent, KafkaProgressCompleted,

@@ -143,7 +143,7 @@ func takeOver(cfg *Config, at situation) (placement, error) {
 		return out, nil // metadata of others is normal; it only means to wait
 	}
 	out.note, out.known, out.epoch, out.begin = n, true, n.Epoch+1, n.Begin
-	if cfg.Progress == nil && cfg.OnLoss == LossStop && n.Rows > 0 && n.Incarnation != "" && n.Incarnation != cfg.Incarnation {
+	if (cfg.Progress == nil || n.Row == nil) && cfg.OnLoss == LossStop && n.Rows > 0 && n.Incarnation != "" && n.Incarnation != cfg.Incarnation {
 		return out, &decode.Refusal{
 			Reason: decode.ReasonGap, What: "pipeline", Where: at.String(),
 			Why:      fmt.Sprintf("it restarted (incarnation %s, before %s): rows below offset %d may be missing from it", cfg.Incarnation, n.Incarnation, n.Rows),
@@ -325,7 +325,7 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 		attrs = append(attrs, slog.String("wait_for", pl.wait))
 	}
 	s.log.InfoContext(ctx, "partition taken", attrs...)
-	if s.cfg.Progress == nil && pl.known && pl.note.Incarnation != "" && s.cfg.Incarnation != "" && pl.note.Incarnation != s.cfg.Incarnation {
+	if (s.cfg.Progress == nil || pl.note.Row == nil) && pl.known && pl.note.Incarnation != "" && s.cfg.Incarnation != "" && pl.note.Incarnation != s.cfg.Incarnation {
 		s.log.WarnContext(ctx, "the pipeline is another incarnation than the one that completed the rows below the committed offset",
 			slog.String("topic", at.topic), slog.Int64("partition", int64(at.partition)), slog.Int64("offset", at.committed),
 			slog.String("was", pl.note.Incarnation), slog.String("now", s.cfg.Incarnation))

@@ -387,7 +387,7 @@ func (s *Source) copiesInDoubt(st *State) bool {
 		return false
 	}
 	return slices.ContainsFunc(st.Snapshot.Tables, func(t knownTable) bool {
-		return t.Rows > 0 && (!s.cfg.effectivelyOnce() || st.Progress == nil || st.Progress.Produced <= t.At)
+		return t.Rows > 0 && (!s.effectivelyOnce() || st.Progress == nil || st.Progress.Pending || st.Progress.Produced <= t.At)
 	})
 }
 

@@ -269,7 +269,7 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 			return true
 		}
 		changed := next.Incarnation == ""
-		if next.Progress != nil && !s.cfg.effectivelyOnce() {
+		if next.Progress != nil && !s.effectivelyOnce() {
 			next.Progress, changed = nil, true // no row stands for what comes now
 		}
 		if changed {

@@ -277,8 +277,9 @@ func (s *Source) destinationRestarted(ctx context.Context, changed *feldera.Inca
 			return false // nothing was ever acknowledged
 		}
 		next.Incarnation = changed.Now
-		// The progress table tells whether anything is lost, where it is used.
-		if (next.Rows > 0 && !s.cfg.effectivelyOnce()) || s.copiesInDoubt(next) {
+		// The progress table tells whether anything is lost, where it was used.
+		recorded := s.effectivelyOnce() && next.Progress != nil && !next.Progress.Pending
+		if (next.Rows > 0 && !recorded) || s.copiesInDoubt(next) {
 			s.log.ErrorContext(ctx, "transactions that were confirmed before may be lost from the pipeline", "lsn", next.Acknowledged.String())
 			next.notice(Notice{Kind: NoticeIncarnation, Was: changed.Was, Now: changed.Now, To: next.Acknowledged, Noticed: time.Now().UTC(), Tables: s.tableNames()})
 		}

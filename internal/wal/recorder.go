@@ -40,6 +40,11 @@ type recorder struct {
 type storedProgress struct {
 	// Epoch is the highest that was claimed.
 	Epoch int64 `json:"epoch"`
+	// Pending: nothing is remembered of the rows but the epoch, since no claim is
+	// completed yet after a reset of the state, or a first start. Otherwise the
+	// one who noted its epoch could die before its claim, and the next one would
+	// take the rows of before the reset for its own, and skip them.
+	Pending bool `json:"pending,omitzero"`
 	// Produced is the last acknowledged position that a progress row stands
 	// for, RowEpoch and RowIncarnation name that row.
 	Produced       LSN    `json:"produced_lsn"`
@@ -55,45 +60,106 @@ func (st *State) noted() feldera.Noted {
 	}
 	p := st.Progress
 	return feldera.Noted{
-		Known: true, Epoch: p.Epoch, Produced: uint64(p.Produced), RowEpoch: p.RowEpoch, RowIncarnation: p.RowIncarnation,
+		Known: !p.Pending, Epoch: p.Epoch, Produced: uint64(p.Produced), RowEpoch: p.RowEpoch, RowIncarnation: p.RowIncarnation,
 	}
 }
 
-// effectivelyOnce tells whether the progress table is used.
-func (c *Config) effectivelyOnce() bool { return c.ProgressTable != "" }
+// effectivelyOnce tells whether the progress table is used, as prepare found.
+func (s *Source) effectivelyOnce() bool { return s.cfg.ProgressTable != "" && !s.atLeastOnce.Load() }
 
-// checkProgress is a part of prepare: the pipeline has what effectively_once
-// needs.
-func (s *Source) checkProgress(schema *feldera.Schema, targets map[tableName]*feldera.Table) error {
-	if !s.cfg.effectivelyOnce() {
+// checkProgress is a part of prepare: it finds the level of delivery. Where
+// effectively_once was asked for by name, what the pipeline lacks is refused.
+func (s *Source) checkProgress(ctx context.Context, schema *feldera.Schema, targets map[tableName]*feldera.Table) error {
+	if s.cfg.ProgressTable == "" {
+		s.cfg.Report(Status{Check: CheckDelivery, OK: true, Message: "at_least_once, as set"})
 		return nil
 	}
-	if _, err := s.cfg.Pipeline.Progress(schema, s.cfg.ProgressTable, s.cfg.Slot, ""); err != nil {
+	err := s.canRecord(ctx, schema, targets)
+	var refused *decode.Refusal
+	if err != nil && (!s.cfg.ProgressIfPossible || !errors.As(err, &refused)) {
 		return fmt.Errorf("PGSOURCE_DELIVERY=effectively_once: %w", err)
+	}
+	if before := s.atLeastOnce.Swap(err != nil); err != nil && !before {
+		s.log.WarnContext(ctx, "delivery at least once: more is not possible here", "err", err)
+	}
+	s.cfg.Report(Status{Check: CheckDelivery, OK: true, Message: s.levelText(refused)})
+	return nil
+}
+
+// levelText says which level of delivery holds, and why not more.
+func (s *Source) levelText(why *decode.Refusal) string {
+	if why == nil {
+		return "effectively_once, recorded in " + s.cfg.ProgressTable
+	}
+	return "at_least_once, since effectively_once cannot be held: " + why.Error()
+}
+
+// CheckDelivery is a preflight: it says which level of delivery holds, and what
+// the pipeline lacks for more.
+func (s *Source) CheckDelivery(ctx context.Context) (string, error) {
+	if s.cfg.ProgressTable == "" {
+		return "at_least_once, as set", nil
+	}
+	r := &ready{}
+	targets, err := s.findTargets(ctx, r)
+	if err != nil {
+		return "", err
+	}
+	err = s.canRecord(ctx, r.schema, targets)
+	var refused *decode.Refusal
+	if err != nil && (!s.cfg.ProgressIfPossible || !errors.As(err, &refused)) {
+		return "", err
+	}
+	return s.levelText(refused), nil
+}
+
+// canRecord tells why effectively_once is not possible, by name and with what
+// mends it. An error that is no *decode.Refusal says nothing about that.
+func (s *Source) canRecord(ctx context.Context, schema *feldera.Schema, targets map[tableName]*feldera.Table) error {
+	refuse := func(why, expected, do string) error {
+		return &decode.Refusal{Reason: decode.ReasonSetup, What: "PGSOURCE_DELIVERY=effectively_once", Why: why, Expected: expected, Do: do}
+	}
+	if _, none := s.cfg.State.(noStore); none {
+		return refuse("no state is kept, so nobody could tell a loss from a first start", "a file or a table", "set PGSOURCE_STATE")
+	}
+	if s.cfg.TableAtomicity {
+		return refuse("what is sent again after a crash would be seen table by table", "PGSOURCE_ATOMICITY=transaction", "set it")
+	}
+	if _, err := s.cfg.Pipeline.Progress(schema, s.cfg.ProgressTable, s.cfg.Slot, ""); err != nil {
+		return err
 	}
 	for _, t := range s.cfg.Tables {
 		if target := targets[tableName{t.Schema, t.Name}]; !target.HasKey() {
 			return &decode.Refusal{
 				Reason: decode.ReasonSetup, What: "PGSOURCE_DELIVERY=effectively_once", Where: "table " + target.Spelling(),
 				Why:      "it has no PRIMARY KEY in Feldera, so rows that are sent again after a crash count twice",
-				Expected: "a PRIMARY KEY that is the source table's",
+				Expected: "a PRIMARY KEY: the source table's, or identity columns",
 				Do:       "declare it; or set PGSOURCE_DELIVERY=at_least_once and accept duplicates",
 			}
 		}
 	}
+	tx, err := s.cfg.Pipeline.TransactionState(ctx)
+	if err != nil {
+		return fmt.Errorf("ask whether the pipeline has transactions: %w", err)
+	}
+	if tx.Status == "" {
+		return refuse(noTransactions, "a build of Feldera with transactions", "upgrade Feldera, or set PGSOURCE_DELIVERY=at_least_once")
+	}
 	return nil
 }
+
+const noTransactions = "this pipeline has no transactions, so rows that are sent again after a crash would be seen one by one"
 
 // take finds out what the pipeline holds, claims the progress table for this
 // attempt, and tells the deliverer what to pass over. Nothing is sent before it
 // returns.
 func (d *deliverer) take(work context.Context) error {
-	if !d.cfg.effectivelyOnce() {
+	if !d.a.s.effectivelyOnce() {
 		return nil
 	}
 	if !d.atomic {
 		return &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "PGSOURCE_DELIVERY=effectively_once", Why: "this pipeline has no transactions, so rows that are sent again after a crash would be seen one by one",
+			Reason: decode.ReasonSetup, What: "PGSOURCE_DELIVERY=effectively_once", Why: noTransactions,
 			Expected: "a build of Feldera with transactions", Do: "upgrade Feldera, or set PGSOURCE_DELIVERY=at_least_once",
 		}
 	}
@@ -130,11 +196,16 @@ func (d *deliverer) take(work context.Context) error {
 		begin, r.held = dec.Held, dec.Held
 	case feldera.ProgressLost:
 		begin = dec.Held
+	case feldera.ProgressFresh, feldera.ProgressReset:
+		if !noted.Known {
+			begin = uint64(st.Rows) // no progress row stands for them, and they count as delivered
+		}
 	default:
 	}
 	if r.lane, err = store.Lane("", &dec, begin); err != nil {
 		return err
 	}
+	crash.Here(crash.PgEpochNoted)
 	err = d.patiently(func() (err error) {
 		if r.claim, err = store.SendClaim(work, found.Incarnation, r.lane); err != nil {
 			return err
@@ -146,11 +217,30 @@ func (d *deliverer) take(work context.Context) error {
 		return fmt.Errorf("claim the progress table: %w", err)
 	}
 	crash.Here(crash.PgClaimed)
+	if err := d.nameClaim(work, r.lane, found.Incarnation); err != nil {
+		return err
+	}
 	d.rec = r
 	d.a.mu.Lock()
 	d.a.rowEpoch, d.a.rowIncarnation = r.lane.Epoch(), found.Incarnation
 	d.a.mu.Unlock()
 	return nil
+}
+
+// nameClaim makes durable which row stands for what was acknowledged before
+// progress was recorded. A claim inside an open transaction is not completed;
+// its first row after that does it.
+func (d *deliverer) nameClaim(work context.Context, l *feldera.ProgressLane, incarnation string) error {
+	if d.opened != nil {
+		return nil
+	}
+	return d.a.s.keeper.must(work, func(next *State) bool {
+		if next.Progress == nil || !next.Progress.Pending {
+			return false
+		}
+		next.Progress = &storedProgress{Epoch: next.Progress.Epoch, Produced: LSN(l.Position()), RowEpoch: l.Epoch(), RowIncarnation: incarnation}
+		return true
+	})
 }
 
 // mapping is the fingerprint of what goes where.
@@ -203,7 +293,7 @@ func (d *deliverer) heed(work context.Context, dec *feldera.Decision, st *State,
 		s.log.InfoContext(work, "progress of the pipeline", "found", dec.Found.String(), "reason", reason)
 	}
 	err := s.keeper.must(work, func(next *State) bool {
-		p := storedProgress{}
+		p := storedProgress{Pending: true}
 		if next.Progress != nil {
 			p = *next.Progress
 		}

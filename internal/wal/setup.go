@@ -112,20 +112,11 @@ func (s *Source) reportFailure(check string, err error) {
 
 // describeDestination finds the Feldera table of every source table.
 func (s *Source) describeDestination(ctx context.Context, r *ready) (map[tableName]*feldera.Table, error) {
-	schema, err := s.cfg.Pipeline.Describe(ctx)
+	targets, err := s.findTargets(ctx, r)
 	if err != nil {
-		return nil, fmt.Errorf("describe the pipeline: %w", err)
+		return nil, err
 	}
-	targets := make(map[tableName]*feldera.Table, len(s.cfg.Tables))
-	for _, t := range s.cfg.Tables {
-		target, err := schema.Table(t.Target)
-		if err != nil {
-			return nil, err
-		}
-		targets[tableName{t.Schema, t.Name}] = target
-	}
-	r.schema = schema
-	if err := s.checkProgress(schema, targets); err != nil {
+	if err := s.checkProgress(ctx, r.schema, targets); err != nil {
 		return nil, err
 	}
 	if s.cfg.AckOn == ack.Durable {
@@ -140,6 +131,24 @@ func (s *Source) describeDestination(ctx context.Context, r *ready) (map[tableNa
 	if was := s.cfg.Pipeline.Expected(); was != now {
 		return nil, &feldera.IncarnationChanged{Was: was, Now: now}
 	}
+	return targets, nil
+}
+
+// findTargets finds the tables, and what else of the pipeline's schema.
+func (s *Source) findTargets(ctx context.Context, r *ready) (map[tableName]*feldera.Table, error) {
+	schema, err := s.cfg.Pipeline.Describe(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("describe the pipeline: %w", err)
+	}
+	targets := make(map[tableName]*feldera.Table, len(s.cfg.Tables))
+	for _, t := range s.cfg.Tables {
+		target, err := schema.Table(t.Target)
+		if err != nil {
+			return nil, err
+		}
+		targets[tableName{t.Schema, t.Name}] = target
+	}
+	r.schema = schema
 	return targets, nil
 }
 

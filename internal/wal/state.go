@@ -79,7 +79,7 @@ func (s *Source) pipelineFits(ctx context.Context, st *State) error {
 	if err != nil {
 		return fmt.Errorf("ask the pipeline for its incarnation: %w", err)
 	}
-	if s.cfg.effectivelyOnce() {
+	if s.cfg.ProgressTable != "" && st.Progress != nil && !st.Progress.Pending {
 		return nil // the progress table tells, at the start
 	}
 	if now != st.Incarnation && (st.Rows > 0 || s.copiesInDoubt(st)) && st.Incarnation != "" {

@@ -74,6 +74,7 @@ const (
 	CheckSpill       = "spill"       // what does not fit into memory has a place
 	CheckAtomicity   = "atomicity"   // what of a transaction becomes visible together
 	CheckSnapshot    = "snapshot"    // existing rows are copied, or need not be
+	CheckDelivery    = "delivery"    // which level of delivery holds, and why
 	CheckProgress    = "progress"    // what the progress table said at the start
 	CheckVerify      = "verify"      // what the last comparison of source and pipeline found
 	CheckOwners      = "owners"      // who else feeds the tables
@@ -139,6 +140,9 @@ type Config struct {
 	// that a restart sends nothing twice that it need not, and finds out what was
 	// lost; "" uses none. It needs State and a pipeline with transactions.
 	ProgressTable string
+	// ProgressIfPossible delivers at least once where the pipeline or the
+	// settings do not allow to record progress, and says why.
+	ProgressIfPossible bool
 	// StopOnLoss ends Run with a refusal when the pipeline lost acknowledged
 	// rows, or may have; otherwise it goes on, and says that a resync is needed.
 	StopOnLoss bool
@@ -231,6 +235,8 @@ type Source struct {
 	// pooler: what answers is a pooler that does not take every setting at the
 	// start of a session.
 	pooler atomic.Bool
+	// atLeastOnce: progress is not recorded, since that is not possible here.
+	atLeastOnce atomic.Bool
 	// restarted: the pipeline has restarted since an attempt of this process has
 	// claimed the progress table.
 	restarted atomic.Bool

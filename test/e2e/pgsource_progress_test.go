@@ -287,3 +287,85 @@ func TestPgsourceStopsOnDestinationLoss(t *testing.T) {
 		t.Errorf("%d orders", n)
 	}
 }
+
+// Without a word about it, the level is the best that the pipeline and the
+// settings allow, and the check says which, and why not more.
+func TestPgsourceDeliveryByDefault(t *testing.T) {
+	t.Parallel()
+	def := feldera.ProgressTable(feldera.DefaultProgressTable)
+	for name, c := range map[string]struct {
+		sql  string
+		env  map[string]string
+		says string
+	}{
+		"all there":         {program + def.SQL(), nil, "effectively_once, recorded in holdfast_progress"},
+		"no progress table": {program, nil, "at_least_once, since effectively_once cannot be held: progress table"},
+		"no primary key": {
+			strings.Replace(program, "id BIGINT NOT NULL PRIMARY KEY,\n  order_id", "id BIGINT NOT NULL,\n  order_id", 1) + def.SQL(),
+			nil, "table items: it has no PRIMARY KEY",
+		},
+		"table by table": {program + def.SQL(), map[string]string{"PGSOURCE_ATOMICITY": "table"}, "would be seen table by table"},
+		"said":           {program + def.SQL(), map[string]string{"PGSOURCE_DELIVERY": "at_least_once"}, "at_least_once, as set"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{SQL: c.sql})
+			execSQL(t, pg, `ALTER TABLE items REPLICA IDENTITY FULL`)
+			env := merged(merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DELIVERY": ""}), c.env)
+			d := startPgsource(t, env)
+			waitHealthy(t, d)
+			execSQL(t, pg, `INSERT INTO orders VALUES (1, 'a', 1, true)`)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			health(t, d, "the level is shown", func(status int, body string) bool { return status == 200 && strings.Contains(body, c.says) })
+			if got := runPgsource(t, env, "check"); !strings.Contains(got.Stdout, c.says) {
+				t.Errorf("check says:\n%s", got.Stdout)
+			}
+			assertEqualTables(t, pg, sim)
+		})
+	}
+}
+
+// A reset of the state is obeyed also where the first to find it dies before
+// its claim: nothing that the pipeline holds from before is passed over. And
+// what was acknowledged before the reset is not forgotten.
+func TestPgsourceResetIsObeyed(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'a', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	stopClean(t, d)
+	d = startCrashing(t, env, "pgsource.progress-completed")
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'b', 2, true)`)
+	awaitEnd(t, d, -1)
+	if got := runPgsource(t, env, "state", "reset", "-yes"); got.ExitCode != 0 {
+		t.Fatalf("%+v", got)
+	}
+	d = startCrashing(t, env, "pgsource.epoch-noted")
+	awaitEnd(t, d, -1)
+	orders := sentTo(sim, "orders")
+	d = startPgsource(t, env)
+	found(t, d, "reset")
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if n := sentTo(sim, "orders"); n != orders+1 {
+		t.Errorf("%d requests were sent again", n-orders)
+	}
+	assertEqualTables(t, pg, sim)
+	stopClean(t, d)
+	sim.Crash(core.KeepNothing)
+	d = startPgsource(t, env)
+	found(t, d, "lost")
+	// Nor is it forgotten before anything else was acknowledged.
+	stopClean(t, d)
+	for _, args := range [][]string{{"state", "accept", "-yes"}, {"state", "reset", "-yes"}} {
+		if got := runPgsource(t, env, args...); got.ExitCode != 0 {
+			t.Fatalf("%+v", got)
+		}
+	}
+	d = startPgsource(t, env)
+	found(t, d, "reset")
+	waitHealthy(t, d)
+	sim.Crash(core.KeepNothing)
+	found(t, d, "lost")
+}
