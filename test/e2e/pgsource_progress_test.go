@@ -356,6 +356,7 @@ func TestPgsourceResetIsObeyed(t *testing.T) {
 	sim.Crash(core.KeepNothing)
 	d = startPgsource(t, env)
 	found(t, d, "lost")
+	health(t, d, "it goes on behind the loss", func(_ int, body string) bool { return strings.Contains(body, `"phase":"needs_resync"`) })
 	// Nor is it forgotten before anything else was acknowledged.
 	stopClean(t, d)
 	for _, args := range [][]string{{"state", "accept", "-yes"}, {"state", "reset", "-yes"}} {

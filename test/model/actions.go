@@ -245,6 +245,7 @@ func (m Model) ownership(w world, out emit) {
 		to := w
 		to.d.mode = undecided
 		out("take over", "a daemon takes over", false, to, "")
+		m.reset(w, out)
 		if m.Broken == CommitAfterRevoke && w.zombie > 0 {
 			m.zombieCommits(w, out)
 		}
@@ -306,6 +307,21 @@ func (m Model) ownership(w world, out emit) {
 	}
 }
 
+// reset is an operator who sets the position. What lies below is his to answer
+// for.
+func (m Model) reset(w world, out emit) {
+	if w.resets == 0 {
+		return
+	}
+	for pos := uint8(0); pos <= w.written; pos++ {
+		to := w
+		to.resets--
+		to.noted = noted{pos: pos, epoch: w.noted.epoch, clean: w.noted.clean, gone: pos, unknown: true}
+		to.confirmed, to.reset = pos, pos+1
+		out("reset", fmt.Sprintf("an operator sets the position %d", pos), true, to, "")
+	}
+}
+
 func (m Model) zombieCommits(w world, out emit) {
 	to := w
 	to.zombie = 0
@@ -355,6 +371,7 @@ func (m Model) take(w world, out emit) {
 		// The commit goes back, on purpose: to what the pipeline holds, or,
 		// loudly, to what the log still has. It names the row that proves it.
 		base, claim = uint8(dec.Held), uint8(dec.Held)
+		to.noted.gone = min(to.noted.gone, base) // what a reset left out comes again
 		if base+1 < w.start {
 			base = w.start - 1
 			to.noted.gone = base
@@ -365,8 +382,16 @@ func (m Model) take(w world, out emit) {
 		if rowInc != "" {
 			to.noted.rowInc = rowInc[0] - '0'
 		}
+	case feldera.ProgressReset:
+		claim = w.noted.pos
 	default:
 		wrong = "unexpected decision: " + dec.Found.String()
+	}
+	if w.reset > 0 && base > w.reset-1 {
+		wrong = "units are passed over that an operator told to send again"
+	}
+	if m.Broken == ResetForgotten {
+		to.noted.unknown = false
 	}
 	if m.Kafka && base+1 < w.start {
 		next = stopped
@@ -626,6 +651,7 @@ func (m Model) acknowledging(w world, out emit) {
 // note writes the daemon's memory; Kafka's is the commit itself.
 func (m Model) note(w *world, pos uint8) (wrong string) {
 	wrong = m.evidence(w, pos)
+	w.reset, w.noted.unknown = 0, false
 	if pos > w.noted.pos || w.d.rowDone > m.rowFor(w, pos) {
 		w.noted.rowEpoch, w.noted.rowInc = w.d.epoch, w.d.exp
 	}

@@ -18,7 +18,7 @@ func (m Model) Invariant(w world) string {
 	}
 	// While the pipeline has never restarted, what was acknowledged is to be
 	// seen in it, at every instant.
-	if w.p.inc == 1 && !m.holds(&w.p.seen, 0, w.confirmed) {
+	if w.p.inc == 1 && !m.holds(&w.p.seen, w.noted.gone, w.confirmed) {
 		return fmt.Sprintf("%d was acknowledged, and the pipeline does not show it", w.confirmed)
 	}
 	return ""

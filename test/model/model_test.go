@@ -32,6 +32,8 @@ var kafkaScopes = map[string]Scope{
 	"loss":             {Log: "aa", Kafka: true, Rebalances: 1, Restarts: 1},
 	"loss, late":       {Log: "aa", Kafka: true, Timeouts: 1, Restarts: 1},
 	"loss, checkpoint": {Log: "aa", Kafka: true, Restarts: 1, Storage: KeepsCheckpoint},
+	"resets":           {Log: "aa", Kafka: true, Resets: 1, Crashes: 2},
+	"resets, loss":     {Log: "aa", Kafka: true, Rebalances: 1, Resets: 1, Restarts: 1},
 	"retention":        {Log: "aaa", Kafka: true, Restarts: 1, Retentions: 1},
 }
 
@@ -60,7 +62,7 @@ var mustHappen = map[string][]string{
 		"timeout", "late", "drop", "ingest", "complete", "checkpoint begins", "checkpoint", "restart", "stray", "notice", "crash",
 	},
 	"postgres": {"write", "begin", "commit transaction", "taken", "start again", "bookmark", "status", "heal", "ask checkpoint"},
-	"kafka":    {"commit", "revoke", "lost", "retention", "gap"},
+	"kafka":    {"commit", "revoke", "lost", "retention", "gap", "reset", "decide reset"},
 }
 
 // mustBeReached are states in which a rule is put to the test.
@@ -219,6 +221,7 @@ var brokenRules = []struct {
 	{"row believed by its step", Scope{Broken: BelieveBySteps, Log: "a", Restarts: 2, Storage: KeepsCheckpoint}, "nobody notices"},
 	{"row believed by its position", Scope{Broken: BelieveByPosition, Log: "a", Restarts: 1, Crashes: 1}, "nobody notices"},
 	{"replay outside of a transaction", Scope{Broken: ReplayOutsideTransaction, Log: "aa", Crashes: 1}, "go back from unit 2 to 1"},
+	{"reset forgotten before its claim", Scope{Broken: ResetForgotten, Kafka: true, Log: "aa", Resets: 1, Crashes: 2}, "an operator told to send again"},
 	{"the tables of a unit sent apart", Scope{Broken: TablesApart, Log: "b"}, "a part of a unit"},
 }
 

@@ -57,6 +57,9 @@ const (
 	// ReplayOutsideTransaction: what may have been applied already is sent
 	// again in the open.
 	ReplayOutsideTransaction
+	// ResetForgotten: the owner that finds a reset remembers progress again with
+	// its epoch, before its claim is completed.
+	ResetForgotten
 	// TablesApart: the tables of one unit are sent without a transaction.
 	TablesApart
 )
@@ -91,7 +94,8 @@ type Scope struct {
 	StopOnLoss bool
 	// How often each fault can happen.
 	// Takings are commits of our transaction by somebody else.
-	Crashes, Restarts, Timeouts, Rebalances, Retentions, Takings uint8
+	// Resets are positions that an operator sets while nobody owns the lane.
+	Crashes, Restarts, Timeouts, Rebalances, Retentions, Takings, Resets uint8
 }
 
 // request is one on its way. A live one is waited for by the daemon; any other
@@ -120,6 +124,9 @@ type noted struct {
 	// gone: units up to it were lost by the pipeline when retention had taken
 	// them already; a person was called (Kafka only).
 	gone uint8
+	// unknown: nothing is remembered of progress, since somebody else has set the
+	// position.
+	unknown bool
 }
 
 // mode is what the daemon is at.
@@ -173,10 +180,13 @@ type world struct {
 	// or outside of the transaction, and nobody has decided since, or what it
 	// brought is not visible yet.
 	stray bool
+	// reset is the position that an operator has set and no owner has claimed
+	// yet, + 1.
+	reset uint8
 	// zombie is what a revoked owner could still commit, + 1.
 	zombie uint8
 	// What is left of each fault.
-	crashes, restarts, timeouts, rebalances, retentions, takings uint8
+	crashes, restarts, timeouts, rebalances, retentions, takings, resets uint8
 }
 
 // Model is the world under a scope.
@@ -186,7 +196,7 @@ type Model struct{ Scope }
 func (m Model) Start() world {
 	w := world{
 		crashes: m.Crashes, restarts: m.Restarts, timeouts: m.Timeouts,
-		rebalances: m.Rebalances, retentions: m.Retentions, takings: m.Takings, start: 1,
+		rebalances: m.Rebalances, retentions: m.Retentions, takings: m.Takings, resets: m.Resets, start: 1,
 	}
 	w.p.inc = 1
 	if m.Kafka {
@@ -309,7 +319,7 @@ func (m Model) decide(w *world) feldera.Decision {
 		}
 	}
 	n := feldera.Noted{
-		Known: true, Epoch: int64(w.noted.epoch), Produced: uint64(w.noted.produced),
+		Known: !w.noted.unknown, Epoch: int64(w.noted.epoch), Produced: uint64(w.noted.produced),
 		RowEpoch: int64(w.noted.rowEpoch), RowIncarnation: incName(w.noted.rowInc),
 	}
 	switch m.Broken {
