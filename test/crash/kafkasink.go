@@ -225,7 +225,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 		"KAFKASINK_COMMIT_INTERVAL": "100ms", "KAFKASINK_SESSION_TIMEOUT": "3s", "KAFKASINK_DRAIN_TIMEOUT": "2s",
 		"KAFKASINK_BATCH_ROWS": "50", "KAFKASINK_START": "earliest",
 		"FELDERA_URL": w.sim.URL(), "FELDERA_PIPELINE": "p",
-		"FELDERA_REQUEST_TIMEOUT": "2s", "FELDERA_REQUEST_LIFETIME": "2s",
+		"FELDERA_REQUEST_TIMEOUT": "4s", "FELDERA_REQUEST_LIFETIME": "4s",
 	})
 	w.daemon, err = harness.StartDaemon(harness.DaemonOptions{Program: program, ListenVar: "KAFKASINK_LISTEN", Env: env})
 	if err != nil {
@@ -391,9 +391,9 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 		_, gone := w.second.ExitCode()
 		switch {
 		case err != nil: // not up yet
-		case assigned == partitions && gone:
+		case assigned == 2*partitions && gone: // of both topics
 			return w.second.Restart(nil)
-		case assigned > 0 && assigned < partitions && !gone:
+		case assigned > 0 && assigned < 2*partitions && !gone:
 			w.second.Kill() // both joined at once
 		}
 	case crash.KafkaLost:
@@ -406,6 +406,24 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 		return w.terminate(ctx)
 	}
 	return nil
+}
+
+// otherMember starts the second member, or ends it.
+func (w *counterWorld) otherMember(ctx context.Context, inOrder bool) error {
+	if _, gone := w.second.ExitCode(); gone {
+		return w.second.Restart(nil)
+	}
+	if !inOrder {
+		w.second.Kill()
+		return nil
+	}
+	if err := w.second.Terminate(); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, w.patience)
+	defer cancel()
+	_, err := w.second.Wait(limit)
+	return err
 }
 
 // flow waits until offsets are committed again while records come.

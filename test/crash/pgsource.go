@@ -107,7 +107,7 @@ func (w *bankWorld) env() map[string]string {
 		"PGSOURCE_CREATE": "true",
 		"PGSOURCE_STATE":  "file:" + w.stateFile(),
 		"FELDERA_URL":     w.sim.URL(), "FELDERA_PIPELINE": "p",
-		"FELDERA_REQUEST_TIMEOUT": "2s", "FELDERA_REQUEST_LIFETIME": "2s",
+		"FELDERA_REQUEST_TIMEOUT": "4s", "FELDERA_REQUEST_LIFETIME": "4s",
 		"PGSOURCE_MEMORY_LIMIT": "4MiB", "PGSOURCE_BATCH_ROWS": "200", "PGSOURCE_BATCH_BYTES": "256KiB",
 		"PGSOURCE_STALL_TIMEOUT": "5s", "PGSOURCE_SHUTDOWN_TIMEOUT": "5s", "PGSOURCE_SPILL_DIR": w.dir,
 	}
@@ -127,6 +127,9 @@ func (w *bankWorld) killSource(ctx context.Context) error {
 }
 
 func (w *bankWorld) unclean() {}
+
+// otherMember does nothing: a slot has one reader.
+func (w *bankWorld) otherMember(context.Context, bool) error { return nil }
 
 func (w *bankWorld) provoke(ctx context.Context, p crash.Point) error {
 	switch p {

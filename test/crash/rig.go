@@ -20,7 +20,7 @@ import (
 )
 
 // patience is how long the matrix waits for something that must happen.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // rig is one daemon with what every world has around it. It stays warm over
 // many runs: writers go on writing, and the taps go on listening.
@@ -53,6 +53,9 @@ type world interface {
 	// settle holds the writers, waits until everything is acknowledged
 	// (whatever happened before, it has to end), and compares the two sides.
 	settle(ctx context.Context) error
+	// otherMember lets another process that shares the work come, or go, in order
+	// or not, if there can be one.
+	otherMember(ctx context.Context, inOrder bool) error
 	// rest waits until everything is acknowledged. The writers are held.
 	rest(ctx context.Context) error
 	// compareNow compares the two sides, which are at rest.

@@ -119,6 +119,9 @@ var weather = []struct {
 		defer r.sim.Resume()
 		return r.standStill(ctx, time.Duration(random.IntN(3000))*time.Millisecond)
 	}},
+	{"another member", func(ctx context.Context, w world, random *rand.Rand) error {
+		return w.otherMember(ctx, random.IntN(2) == 0)
+	}},
 	{"requests fail", func(_ context.Context, w world, random *rand.Rand) error {
 		for range 1 + random.IntN(4) {
 			f := felderasim.Fault{
