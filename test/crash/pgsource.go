@@ -277,26 +277,27 @@ func (w *bankWorld) rest(ctx context.Context) error {
 }
 
 // mend is for a pipeline that has lost what was acknowledged. The daemon has to
-// have said so: then the rows are sent again by touching them.
+// load it again, or to have said so: then the rows are sent again by touching
+// them.
 func (w *bankWorld) mend(ctx context.Context, diff string) (string, int, error) {
-	silent := harness.Eventually(ctx, "the state gives notice of the loss", func(context.Context) (any, bool) {
-		text, err := os.ReadFile(w.stateFile())
-		if err != nil {
-			return err, false
+	healed, twice := false, 0
+	silent := harness.Eventually(ctx, "the tables are equal again, or the state gives notice of the loss", func(ctx context.Context) (any, bool) {
+		var now string
+		var err error
+		if now, twice, err = difference(ctx, w.pg, w.sim, w.since); err == nil && now == "" {
+			healed = true
+			return nil, true
 		}
-		var st struct {
-			Record struct {
-				Notices []struct {
-					Noticed time.Time `json:"noticed_at"`
-				} `json:"notices"`
-			} `json:"record"`
-		}
-		err = json.Unmarshal(text, &st)
-		n := len(st.Record.Notices)
-		return fmt.Sprintf("%s %v", text, err), err == nil && n > 0 && st.Record.Notices[n-1].Noticed.After(w.lostAt)
+		return w.noticed()
 	})
 	if silent != nil {
 		return "", 0, &lostError{diff + "; and nobody noticed: " + silent.Error()}
+	}
+	if healed {
+		w.oracle.mu.Lock()
+		defer w.oracle.mu.Unlock()
+		w.oracle.expected["the pipeline lost rows, and pgsource loaded them again"]++
+		return "", twice, nil
 	}
 	w.oracle.mu.Lock()
 	w.oracle.expected["the pipeline lost rows, and pgsource gave notice"]++
@@ -346,6 +347,24 @@ func (w *bankWorld) crashDestination(ctx context.Context, keep core.Keep) {
 		w.oracle.comesBack("a pipeline that lost rows lacks them until they are sent again", true)
 		w.sim.Crash(keep)
 	}
+}
+
+// noticed tells whether the state gives notice of what the pipeline lost last.
+func (w *bankWorld) noticed() (seen any, is bool) {
+	text, err := os.ReadFile(w.stateFile())
+	if err != nil {
+		return err, false
+	}
+	var st struct {
+		Record struct {
+			Notices []struct {
+				Noticed time.Time `json:"noticed_at"`
+			} `json:"notices"`
+		} `json:"record"`
+	}
+	err = json.Unmarshal(text, &st)
+	n := len(st.Record.Notices)
+	return fmt.Sprintf("%s %v", text, err), err == nil && n > 0 && st.Record.Notices[n-1].Noticed.After(w.lostAt)
 }
 
 // ledgerEnd gives the ledger's last row, which a loss can take.

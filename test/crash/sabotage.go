@@ -96,8 +96,8 @@ var longLife = map[string]string{"FELDERA_REQUEST_LIFETIME": "8s"}
 // withoutCounterpart are those of the list of known mistakes that cannot be
 // made here, and why.
 var withoutCounterpart = map[string]string{
-	"S11": "hand-over without waiting for the chunks: test/snapshot has the wrong orders of a snapshot",
-	"S12": "copy before the slot: a chunk is read beside a stream that runs already; there is no copy that comes first",
+	"S11": "hand-over without waiting for the chunks: nothing is handed over, since the stream runs before anything else is read",
+	"S12": "copy before the slot: the slot and its stream come before anything else is read",
 	"S21": "resume inside a transaction: the server sends whole transactions by their commit, and nothing here leaves out rows by position",
 }
 
