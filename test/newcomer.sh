@@ -115,6 +115,9 @@ mend() {
 		say "    runs in Postgres: ${found[0]}"
 		psql -qX "$STAND_DSN" -v ON_ERROR_STOP=1 -c "${found[0]}" >/dev/null
 		return
+	elif [[ $out == *'timeout: '* || $out == *'did not answer in time'* ]]; then
+		say "    looks again: a server is late"
+		return
 	else
 		return 1
 	fi
