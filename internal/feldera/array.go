@@ -35,7 +35,13 @@ type alteration struct {
 // Add encodes one change with e. On an error the array is as before. Errors
 // are *decode.Refusal, but for a change or encoder that does not belong here,
 // which is a mistake of the caller. Nothing of ch is kept.
-func (a *Array) Add(e *Encoder, ch *decode.OrderChange) error {
+func (a *Array) Add(e *Encoder, ch *decode.OrderChange) error { return a.add(e, ch, false) }
+
+// AddGone encodes, in place of a change, deletes of the rows that it is about:
+// for a table with a key, from which all that there is is taken away later.
+func (a *Array) AddGone(e *Encoder, ch *decode.OrderChange) error { return a.add(e, ch, true) }
+
+func (a *Array) add(e *Encoder, ch *decode.OrderChange, gone bool) error {
 	if ch.Relation != e.rel {
 		return errOtherRelation
 	}
@@ -50,7 +56,7 @@ func (a *Array) Add(e *Encoder, ch *decode.OrderChange) error {
 	}
 	mark, elements := len(a.buf), a.elements
 	a.altered = a.altered[:0]
-	if p := e.encode(a, ch); p != nil {
+	if p := e.encode(a, ch, gone); p != nil {
 		a.buf, a.elements = a.buf[:mark], elements
 		if mark == 1 {
 			a.table = nil

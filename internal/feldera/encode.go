@@ -329,12 +329,15 @@ func cannot(why, expected string) *problem {
 	return &problem{reason: decode.ReasonValue, why: why, expected: expected}
 }
 
-// encode appends the elements of ch to a.
-func (e *Encoder) encode(a *Array, ch *decode.OrderChange) *problem {
+// encode appends the elements of ch to a, or with gone, deletes of its rows.
+func (e *Encoder) encode(a *Array, ch *decode.OrderChange, gone bool) *problem {
 	for _, row := range [2][]decode.Value{ch.Before, ch.After} {
 		if row != nil && len(row) != len(e.rel.Columns) {
 			return &problem{reason: decode.ReasonMalformed, why: fmt.Sprintf("a row of it has %d columns, the relation %d", len(row), len(e.rel.Columns))}
 		}
+	}
+	if gone {
+		return e.gone(a, ch)
 	}
 	switch ch.Op {
 	case decode.Insert:
@@ -374,7 +377,7 @@ func (e *Encoder) insertIdentified(a *Array, ch *decode.OrderChange) *problem {
 	if p := e.openInsert(a, ch.After, nil); p != nil {
 		return p
 	}
-	if p := e.identityMembers(a, &ch.Position); p != nil {
+	if p := e.identityMembers(a, &ch.Position, false); p != nil {
 		return p
 	}
 	a.closeElement()
@@ -399,6 +402,41 @@ func (e *Encoder) openInsert(a *Array, row, fill []decode.Value) *problem {
 		}
 	}
 	return nil
+}
+
+// gone writes deletes of the old row, where there is one, and of the new one.
+func (e *Encoder) gone(a *Array, ch *decode.OrderChange) *problem {
+	if e.identity != nil {
+		if ch.Op != decode.Insert {
+			return e.onlyInserts()
+		}
+		a.openElement(`{"delete":{`)
+		if p := e.identityMembers(a, &ch.Position, true); p != nil {
+			return p
+		}
+		a.closeElement()
+		return nil
+	}
+	if len(e.keys) == 0 || (ch.Before == nil && ch.After == nil) {
+		return &problem{reason: decode.ReasonIdentity, why: "it does not say which row it is about", expected: "a table with a PRIMARY KEY"}
+	}
+	if ch.Before != nil {
+		if p := e.deleteKey(a, ch.Before); p != nil {
+			return p
+		}
+	}
+	if ch.After == nil {
+		return nil
+	}
+	row := ch.After
+	for _, k := range e.keys {
+		source := e.cols[k].source
+		if old := e.old(ch.Before, source); row[source].State == decode.Unchanged && old != nil {
+			row = slices.Clone(row)
+			row[source] = *old
+		}
+	}
+	return e.deleteKey(a, row)
 }
 
 // old gives the column's value in the old row for one that the new row leaves

@@ -156,8 +156,8 @@ func (e *Encoder) identify(sources []int) error {
 	return nil
 }
 
-// identityMembers writes the identity columns behind the others.
-func (e *Encoder) identityMembers(a *Array, pos *decode.Position) *problem {
+// identityMembers writes the identity columns behind the others, or as the first.
+func (e *Encoder) identityMembers(a *Array, pos *decode.Position, first bool) *problem {
 	if pos.Source == "" || pos.Sequence == 0 || pos.Offset < 0 || pos.Partition < 0 {
 		return &problem{
 			reason: decode.ReasonIdentity, why: "it is not known where it stands in its source", expected: "a row with a place of its own",
@@ -170,7 +170,10 @@ func (e *Encoder) identityMembers(a *Array, pos *decode.Position) *problem {
 	}
 	for i := range e.identity {
 		c := &e.identity[i]
-		a.buf = append(append(a.buf, ','), c.member...)
+		if i > 0 || !first {
+			a.buf = append(a.buf, ',')
+		}
+		a.buf = append(a.buf, c.member...)
 		var n uint64
 		switch c.name {
 		case identitySource:

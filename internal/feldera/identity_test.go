@@ -140,6 +140,9 @@ func TestIdentityRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := NewComparer(e); err == nil || !strings.Contains(err.Error(), "where each row stands") {
+		t.Errorf("a comparison by such a key: %v", err)
+	}
 	row, good := []decode.Value{txt("w"), num("1")}, decode.Position{LSN: 5, Source: "7/s/public.log", Sequence: 1}
 	for name, c := range map[string]struct {
 		ch   decode.OrderChange

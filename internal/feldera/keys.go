@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -21,7 +22,7 @@ type Emptier struct {
 	c       *Client
 	table   *Table
 	encoder *Encoder
-	sql     string
+	all     string // selects every key
 	values  []decode.Value
 	scratch []byte
 }
@@ -65,7 +66,7 @@ func (c *Client) NewEmptier(t *Table) (*Emptier, error) {
 	}
 	return &Emptier{
 		c: c, table: t, encoder: e, values: make([]decode.Value, len(e.cols)),
-		sql: "SELECT " + strings.Join(names, ", ") + " FROM " + QuoteName(t.Name) + " LIMIT ",
+		all: "SELECT " + strings.Join(names, ", ") + " FROM " + QuoteName(t.Name),
 	}, nil
 }
 
@@ -82,7 +83,7 @@ func (m *Emptier) Page(ctx context.Context, rows int, a *Array) (int, error) {
 	r := m.c.retrier("read the keys of table " + strconv.Quote(m.table.Name))
 	for {
 		a.Reset()
-		q := Query{Select: m.sql + strconv.Itoa(rows), MaxBytes: maxPageBytes}
+		q := Query{Select: m.all + " LIMIT " + strconv.Itoa(rows), MaxBytes: maxPageBytes}
 		err := m.c.Query(ctx, q, func(row []byte) error { return m.add(a, row) })
 		refused, ok := errors.AsType[*decode.Refusal](err)
 		switch {
@@ -91,21 +92,81 @@ func (m *Emptier) Page(ctx context.Context, rows int, a *Array) (int, error) {
 		case ok && refused.Reason == decode.ReasonLimit && rows > 1:
 			rows /= 2
 			continue
-		case ok:
-			return 0, err
-		case errors.Is(err, ErrIncomplete):
-		case Classify(err) == ClassOtherIncarnation:
-			return 0, &IncarnationChanged{Was: m.c.Expected()}
-		case Classify(err) == ClassStopOperator:
-			if e, ok := errors.AsType[*Error](err); ok {
-				return 0, e.refusal(m.c)
-			}
-			return 0, err
 		}
-		if err := r.wait(ctx, err); err != nil {
+		if err := m.again(ctx, r, err); err != nil {
 			return 0, err
 		}
 	}
+}
+
+// The bounds of a look at all keys.
+const (
+	maxKeysBytes = 1 << 40
+	keysTimeout  = 6 * time.Hour
+)
+
+// All hands deletes of every row that the table has to send, at most rows rows
+// or about size bytes at a time, in an array that it fills anew afterwards. It
+// is for a table that does not change to a query's eyes: the query sees what was
+// completed when it began, so the deletes may go into a transaction of the
+// pipeline meanwhile. It reads one answer, as fast as send takes it, so memory
+// is that of one array.
+//
+// Where the answer breaks off it is asked for again: a row is then deleted
+// twice, which is once. Errors: send's, or those of Page.
+func (m *Emptier) All(ctx context.Context, rows, size int, send func(*Array) error) (total int, err error) {
+	r := m.c.retrier("read the keys of table " + strconv.Quote(m.table.Name))
+	var a Array
+	for {
+		a.Reset()
+		total = 0
+		var sendErr error
+		flush := func() error {
+			total += a.Rows()
+			sendErr = send(&a)
+			a.Reset()
+			return sendErr
+		}
+		err := m.c.Query(ctx, Query{Select: m.all, MaxBytes: maxKeysBytes, Timeout: keysTimeout}, func(row []byte) error {
+			if err := m.add(&a, row); err != nil {
+				return err
+			}
+			if a.Rows() < rows && a.Bytes() < size {
+				return nil
+			}
+			return flush()
+		})
+		if err == nil && a.Rows() > 0 {
+			err = flush()
+		}
+		switch {
+		case sendErr != nil:
+			return total, sendErr
+		case err == nil:
+			return total, m.sameIncarnation(ctx, r)
+		}
+		if err := m.again(ctx, r, err); err != nil {
+			return total, err
+		}
+	}
+}
+
+// again waits before another look, or gives the error that ends them.
+func (m *Emptier) again(ctx context.Context, r *retrier, err error) error {
+	if _, ok := errors.AsType[*decode.Refusal](err); ok {
+		return err
+	}
+	switch {
+	case errors.Is(err, ErrIncomplete):
+	case Classify(err) == ClassOtherIncarnation:
+		return &IncarnationChanged{Was: m.c.Expected()}
+	case Classify(err) == ClassStopOperator:
+		if e, ok := errors.AsType[*Error](err); ok {
+			return e.refusal(m.c)
+		}
+		return err
+	}
+	return r.wait(ctx, err)
 }
 
 // sameIncarnation sees to it that the answer came from the incarnation that is

@@ -192,7 +192,20 @@ func (d *deliverer) sayAtomicity(st *feldera.TransactionState) {
 // be open for as long as sending takes, and not for as long as the source may
 // be away. Where there is no room for so much, it is not waited for.
 func (d *deliverer) holdsBack(received uint64) bool {
-	return d.atomic && d.opened == nil && received < d.replay && !d.a.pressed.Load()
+	return d.atomic && received < d.waitsFor() && !d.a.pressed.Load()
+}
+
+// waitsFor gives the position up to which everything is to be received before
+// anything is sent. A transaction that is open is not waited in, unless there
+// may be a TRUNCATE to be carried out in it: see foresee.
+func (d *deliverer) waitsFor() uint64 {
+	switch {
+	case d.opened == nil:
+		return d.replay
+	case d.cfg.Truncate == TruncateDeleteAll && !d.foreseen:
+		return d.opened.through
+	}
+	return 0
 }
 
 // open begins a transaction of the pipeline, if none is open, for the
@@ -244,6 +257,18 @@ func (d *deliverer) open(work context.Context, end uint64) error {
 	return nil
 }
 
+// openEmptying opens a transaction of the pipeline for batch b, and empties in
+// it the tables that its first transaction truncates.
+func (d *deliverer) openEmptying(work, finish context.Context, tx *transaction, list []emptying, b *batch) error {
+	if err := d.mayEmpty(work, tx, list); err != nil {
+		return err
+	}
+	if err := d.open(work, b.end); err != nil {
+		return err
+	}
+	return d.emptyWithin(finish, tx, list, b)
+}
+
 func (d *deliverer) nowOpen(event string) {
 	crash.Here(crash.PgTxOpen)
 	in := d.opened.tx.Intent()
@@ -274,7 +299,7 @@ func (d *deliverer) commit(finish context.Context) error {
 		return fmt.Errorf("commit the pipeline's transaction %d (transactions up to LSN %s): %w", o.tx.Intent().ID, decode.FormatLSN(o.through), err)
 	}
 	crash.Here(crash.PgTxCommitted)
-	d.opened, d.replay = nil, 0
+	d.opened, d.replay, d.gone = nil, 0, nil
 	d.nowClosed(txCommitted)
 	if row != nil {
 		o.sum.tokens, o.sum.row = nil, true
@@ -296,7 +321,12 @@ func (d *deliverer) commitEarly(finish context.Context) error {
 	}
 	d.a.s.log.WarnContext(finish, "the pipeline's transaction is committed before all of its rows are sent again, for a TRUNCATE",
 		"transaction", d.opened.tx.Intent().ID, "lsn", decode.FormatLSN(d.opened.through))
-	return d.commit(finish)
+	replay := max(d.replay, d.opened.through)
+	err := d.commit(finish)
+	if err == nil {
+		d.replay = replay // what is left of it goes into another one
+	}
+	return err
 }
 
 func (d *deliverer) nowClosed(event string) {
@@ -372,7 +402,7 @@ func (d *deliverer) stream(work, finish context.Context, tx *transaction) error 
 	d.owe(b)
 	ctx := work
 	if d.opened != nil || d.atomic {
-		if err := d.open(work, tx.end); err != nil {
+		if err := d.openEmptying(work, finish, tx, d.emptyings(tx), b); err != nil {
 			return err
 		}
 		ctx = finish

@@ -63,6 +63,10 @@ type attempt struct {
 	// load is what the deliverer took on last. What it points to is not
 	// changed. Guarded by mu.
 	load *load
+	// truncations are the TRUNCATEs that were received, until foreseen, which may
+	// lie in what is sent again. Guarded by mu.
+	truncations []truncation
+	foreseen    bool
 	// produced are the ends of batches that brought rows and are not yet
 	// acknowledged, in order; it is as long as the ledger at most. Guarded by
 	// mu.
@@ -511,6 +515,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 		}
 	}
 	tx.ticket = ticket
+	a.noteTruncations(tx)
 	a.s.cfg.Metrics.slot.lag.committed(tx.end, tx.commitTime)
 	if len(tx.spilled) > 0 {
 		a.s.cfg.Metrics.spilled.Inc()

@@ -57,6 +57,9 @@ func (d *deliverer) sendAround(ctx context.Context, txs []*transaction, n int, b
 		}
 	}
 	tx := txs[good]
+	if good == 0 {
+		torn = append(torn, b.emptied...)
+	}
 	about := d.refusedIn(tx, blamed, blamed.rowsThrough(good), blamed.rowsThrough(good+1), refused, torn)
 	if good == 0 || (d.opened != nil && d.opened.torn) {
 		return about

@@ -56,6 +56,13 @@ type deliverer struct {
 	// TRUNCATEs that are still to come in it: the rows before them are of no
 	// account, since the table is empty already.
 	superseded map[uint32]int
+	// gone says, of what is sent again in one transaction of the pipeline and by
+	// relation, where the last TRUNCATE ends that is to be carried out: of the
+	// rows before it none is left. goneThrough is the end of it all. foreseen:
+	// it was looked for.
+	gone        map[uint32]uint64
+	goneThrough uint64
+	foreseen    bool
 	// owners is the record of who feeds the tables; nil where there is none.
 	owners *feldera.Owners
 	// carried are the tokens of the deletes for the TRUNCATEs of the next
@@ -128,6 +135,9 @@ type batch struct {
 	// Guarded by the deliverer's mu.
 	row   bool
 	proof []feldera.Evidence
+	// emptied are the tables that were emptied for its first transaction, in the
+	// pipeline's transaction that its rows go into.
+	emptied []string
 }
 
 type tableToken struct {
@@ -488,6 +498,10 @@ func (d *deliverer) encode(work context.Context, txs []*transaction) (int, error
 func (d *deliverer) send(work, finish context.Context, txs []*transaction) error {
 	b := &batch{first: txs[0].ticket, last: txs[len(txs)-1].ticket, end: txs[len(txs)-1].end}
 	d.owe(b)
+	var list []emptying
+	if d.atomic {
+		list = d.emptyings(txs[0])
+	}
 	tables := 0
 	for _, out := range d.outputs {
 		if out.array.Rows() > 0 {
@@ -495,8 +509,8 @@ func (d *deliverer) send(work, finish context.Context, txs []*transaction) error
 		}
 	}
 	ctx := work
-	if d.opened != nil || (d.atomic && !sabotage.On(sabotage.TablesApart) && (tables > 1 || (tables > 0 && txs[0].end <= d.replay))) {
-		if err := d.open(work, b.end); err != nil {
+	if d.opened != nil || (d.atomic && (len(list) > 0 || !sabotage.On(sabotage.TablesApart) && (tables > 1 || (tables > 0 && txs[0].end <= d.replay)))) {
+		if err := d.openEmptying(work, finish, txs[0], list, b); err != nil {
 			return err
 		}
 		ctx = finish

@@ -56,7 +56,12 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 			d.note(r, &m.Change, tx)
 		}
 		m.Change.Position = decode.Position{LSN: tx.end, Source: r.source, Sequence: r.out.sequence}
-		if err := r.out.array.Add(r.encoder, &m.Change); err != nil {
+		if tx.end < d.gone[r.rel.ID] {
+			err = r.out.array.AddGone(r.encoder, &m.Change)
+		} else {
+			err = r.out.array.Add(r.encoder, &m.Change)
+		}
+		if err != nil {
 			if sabotage.On(sabotage.SkipUnrenderable) {
 				return nil
 			}

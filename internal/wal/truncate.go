@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/internal/ack"
+	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -51,27 +52,30 @@ func (t *transaction) addTruncate(msg []byte) error {
 }
 
 // deliverParts delivers txs so that each one with a TRUNCATE to be carried out
-// stands first in its batch: everything before it is then completed, and the
-// table emptied, before a row of it is encoded.
+// stands first in its batch. The engine has no such operation: the keys are asked
+// for by a query, which sees what is completed, and deleted. So everything before
+// it has to be completed first:
 //
-// Emptying a table is a loop of its own and not a part of the batch, since the
-// keys have to be asked for: a query sees what is completed, so
+//	rows before → completed → transaction of the pipeline → all keys, and their
+//	deletes → rows of the transaction and after it → commit
 //
-//	rows before → completed → page of keys → their deletes → completed → …
-//	→ no key left → rows of the transaction and after it
-//
-// is in order. A crash anywhere in it leads to the same again: the transaction
-// is not acknowledged before all of it is completed.
+// Within the pipeline's transaction the query's answer does not change, and all
+// of it becomes visible together. Where there is none (see empty), the table is
+// emptied visibly. A crash anywhere in it leads to the same again: nothing is
+// acknowledged before all of it is completed.
 func (d *deliverer) deliverParts(work, finish context.Context, txs []*transaction) error {
 	for len(txs) > 0 {
 		n := 1
 		for n < len(txs) && !d.empties(txs[n]) {
 			n++
 		}
-		if d.empties(txs[0]) {
+		d.foresee()
+		if d.empties(txs[0]) && (d.gone == nil || txs[0].end > d.goneThrough) {
 			if err := d.commitEarly(finish); err != nil {
 				return err
 			}
+		}
+		if !d.atomic && d.empties(txs[0]) {
 			if err := d.emptyTables(work, txs[0]); err != nil {
 				return err
 			}
@@ -84,42 +88,160 @@ func (d *deliverer) deliverParts(work, finish context.Context, txs []*transactio
 	return nil
 }
 
+// truncation is a TRUNCATE that was received.
+type truncation struct {
+	relation uint32
+	end      uint64
+}
+
+// noteTruncations keeps what foresee wants to know of a transaction. The caller
+// holds a.mu.
+func (a *attempt) noteTruncations(tx *transaction) {
+	if a.foreseen || a.s.cfg.Truncate != TruncateDeleteAll || tx.end == a.ready.skip {
+		return
+	}
+	for oid := range tx.truncated {
+		if len(a.truncations) == maxTruncated {
+			a.foreseen, a.truncations = true, nil // too many: nothing is foreseen
+			return
+		}
+		a.truncations = append(a.truncations, truncation{oid, tx.end})
+	}
+}
+
+// foresee looks, once in an attempt and before the first row is sent, for
+// TRUNCATEs in what is sent again in one transaction of the pipeline. While that
+// is open, a query does not show what was sent into it. So the rows before the
+// last TRUNCATE of a table are sent as deletes: of those that this process sends,
+// and of those that one before has left in it. What the table had before the
+// transaction goes at the TRUNCATE itself.
+func (d *deliverer) foresee() {
+	if d.foreseen {
+		return
+	}
+	d.foreseen = true
+	through := d.replay
+	if d.opened != nil {
+		through = max(through, d.opened.through)
+	}
+	d.a.mu.Lock()
+	defer d.a.mu.Unlock()
+	list, complete := d.a.truncations, !d.a.foreseen && d.a.ledger.Last() >= through
+	d.a.foreseen, d.a.truncations = true, nil
+	if !d.atomic || !complete || through == 0 {
+		return
+	}
+	d.gone, d.goneThrough = make(map[uint32]uint64), through
+	for _, t := range list {
+		if t.end <= through {
+			d.gone[t.relation] = max(d.gone[t.relation], t.end)
+		}
+	}
+}
+
 func (d *deliverer) empties(tx *transaction) bool {
 	return d.cfg.Truncate == TruncateDeleteAll && len(tx.truncated) > 0 && !d.passesOver(tx)
 }
 
-// emptyTables deletes every row of the tables that tx truncates. Where one of
-// them cannot be emptied it does nothing: the refusal comes when the message
-// is met, after the transactions before it.
-func (d *deliverer) emptyTables(work context.Context, tx *transaction) error {
-	var outs []*output
-	emptiers := make(map[*output]*feldera.Emptier)
+// emptying is a table that is to be emptied.
+type emptying struct {
+	out     *output
+	emptier *feldera.Emptier
+}
+
+// emptyings gives the tables that are to be emptied for tx; nil for none, and
+// where one of them cannot be: the refusal comes when the message is met, after
+// the transactions before it.
+func (d *deliverer) emptyings(tx *transaction) (list []emptying) {
+	if !d.empties(tx) {
+		return nil
+	}
 	for _, name := range slices.SortedFunc(maps.Keys(d.a.ready.oids), func(x, y tableName) int { return strings.Compare(x.String(), y.String()) }) {
-		if tx.truncated[d.a.ready.oids[name]] == 0 {
+		oid := d.a.ready.oids[name]
+		if tx.truncated[oid] == 0 || tx.end < d.gone[oid] { // a later one does it
 			continue
 		}
 		emptier, why := d.emptier(name)
 		if why != "" {
 			return nil
 		}
-		out := d.outputFor(d.a.ready.tables[name])
-		outs, emptiers[out] = append(outs, out), emptier
+		list = append(list, emptying{d.outputFor(d.a.ready.tables[name]), emptier})
 	}
-	if err := d.awaitCompleted(work); err != nil {
-		return err
+	return list
+}
+
+// mayEmpty waits until everything before is completed, so that a query sees all
+// of the tables' rows, and asks whether nobody else feeds them.
+func (d *deliverer) mayEmpty(work context.Context, tx *transaction, list []emptying) error {
+	if len(list) == 0 {
+		return nil
 	}
-	for _, out := range outs {
-		if err := d.sole(work, out.table, retractsByTruncate); err != nil {
+	if d.opened == nil { // else nothing was in flight when it was opened
+		if err := d.awaitCompleted(work); err != nil {
+			return err
+		}
+	}
+	for _, e := range list {
+		if err := d.sole(work, e.out.table, retractsByTruncate); err != nil {
 			return at(err, tx)
 		}
 	}
-	for _, out := range outs {
-		rows, err := d.empty(work, out, emptiers[out])
+	return nil
+}
+
+// emptyWithin deletes every row of the tables in the pipeline's transaction that
+// is open for batch b, which then owes these deletes its evidence too: a table
+// that is found empty may owe that to others that no checkpoint holds yet.
+func (d *deliverer) emptyWithin(ctx context.Context, tx *transaction, list []emptying, b *batch) error {
+	for _, e := range list {
+		send := func(page *feldera.Array) error {
+			d.cfg.Beat()
+			token, err := e.out.writer.Send(ctx, page)
+			if err != nil {
+				return err
+			}
+			crash.Here(crash.PgSent)
+			b.keep(e.out, token)
+			d.cfg.Metrics.truncatedRows.WithLabelValues(e.out.table.Name).Add(float64(page.Rows()))
+			d.cfg.Metrics.sentBytes.Add(float64(page.Bytes()))
+			return nil
+		}
+		b.emptied = append(b.emptied, e.out.table.Spelling())
+		var rows int
+		err := d.patiently(func() (err error) {
+			rows, err = e.emptier.All(ctx, d.cfg.BatchRows, d.cfg.BatchBytes, send)
+			if err == nil && rows == 0 {
+				err = send(&feldera.Array{})
+			}
+			return err
+		})
+		if err != nil {
+			return at(fmt.Errorf("empty table %s in the pipeline's transaction %d, which stays open: %w", e.out.table.Spelling(), d.opened.tx.Intent().ID, err), tx)
+		}
+		d.emptied(ctx, e, rows, tx)
+	}
+	return nil
+}
+
+// emptied says that it was done.
+func (d *deliverer) emptied(ctx context.Context, e emptying, rows int, tx *transaction) {
+	d.cfg.Metrics.truncatesApplied.Inc()
+	d.a.s.log.InfoContext(ctx, "table emptied after a TRUNCATE at the source", "table", e.out.table.Spelling(), "rows", rows, "lsn", decode.FormatLSN(tx.end))
+}
+
+// emptyTables deletes every row of the tables that tx truncates, before a row of
+// it is encoded, where there is no transaction of the pipeline for it.
+func (d *deliverer) emptyTables(work context.Context, tx *transaction) error {
+	list := d.emptyings(tx)
+	if err := d.mayEmpty(work, tx, list); err != nil {
+		return err
+	}
+	for _, e := range list {
+		rows, err := d.empty(work, e.out, e.emptier)
 		if err != nil {
 			return at(err, tx)
 		}
-		d.cfg.Metrics.truncatesApplied.Inc()
-		d.a.s.log.InfoContext(work, "table emptied after a TRUNCATE at the source", "table", out.table.Spelling(), "rows", rows, "lsn", decode.FormatLSN(tx.end))
+		d.emptied(work, e, rows, tx)
 	}
 	return nil
 }
@@ -138,11 +260,11 @@ func (d *deliverer) emptier(name tableName) (m *feldera.Emptier, why string) {
 	return nil, why
 }
 
-// awaitCompleted waits until no batch waits for completion.
+// awaitCompleted waits until no batch waits for completion, and no copied rows.
 func (d *deliverer) awaitCompleted(work context.Context) error {
 	turn := time.NewTicker(idleTurn)
 	defer turn.Stop()
-	for d.unfinished() > 0 {
+	for d.unfinished() > 0 || d.copiesUnderWay() {
 		select {
 		case <-d.finished:
 		case <-turn.C:
@@ -152,6 +274,13 @@ func (d *deliverer) awaitCompleted(work context.Context) error {
 		}
 	}
 	return work.Err()
+}
+
+// copiesUnderWay tells whether copied rows wait for evidence.
+func (d *deliverer) copiesUnderWay() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.copying > 0
 }
 
 // empty deletes every row of a table, and leaves a token whose completion

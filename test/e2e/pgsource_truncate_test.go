@@ -3,11 +3,14 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"holdfast/internal/feldera"
 	"holdfast/test/felderasim"
 	"holdfast/test/harness"
 )
@@ -153,5 +156,147 @@ func TestPgsourceTruncateLimits(t *testing.T) {
 	})
 	if a, bag := sim.Count("a"), sim.Count("bag"); a != 1 || bag != 1 {
 		t.Errorf("%d and %d rows are left", a, bag)
+	}
+}
+
+// watchCounts collects the distinct pairs of row counts that the pipeline shows
+// until the test has what it waits for.
+func watchCounts(t *testing.T, sim *felderasim.Sim, a, b string) (stop func() []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := make(chan []string, 1)
+	go func() {
+		var list []string
+		_ = sim.WaitFor(ctx, func(v felderasim.View) bool { // it ends with ctx
+			now := fmt.Sprintf("%d %d", v.Count(a), v.Count(b))
+			if len(list) == 0 || list[len(list)-1] != now {
+				list = append(list, now)
+			}
+			return false
+		})
+		seen <- list
+	}()
+	return func() []string { cancel(); return <-seen }
+}
+
+// What a TRUNCATE takes away, and all that its transaction brings, becomes
+// visible at once; also when pgsource dies in the middle of it.
+func TestPgsourceTruncateIsAtomic(t *testing.T) {
+	t.Parallel()
+	for _, place := range []string{"", "pgsource.transaction-open", "pgsource.sent", "pgsource.before-commit", "pgsource.after-commit"} {
+		t.Run("die at "+place, func(t *testing.T) {
+			t.Parallel()
+			pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+			env := merged(pgsourceEnv(pg, sim), map[string]string{
+				"PGSOURCE_TRUNCATE": "delete_all", "PGSOURCE_BATCH_ROWS": "100", "FELDERA_REQUEST_LIFETIME": "2s", "FELDERA_REQUEST_TIMEOUT": "2s",
+			})
+			d := startPgsource(t, env)
+			waitHealthy(t, d)
+			execSQL(t, pg, `INSERT INTO items SELECT n, n, 's' FROM generate_series(1, 950) n`)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			if place != "" {
+				stopClean(t, d)
+				d = startCrashing(t, env, place)
+				waitHealthy(t, d)
+			}
+			stop := watchCounts(t, sim, "items", "orders")
+			execSQL(t, pg, `BEGIN; INSERT INTO orders VALUES (1, 'with it', 1, true); INSERT INTO items VALUES (6000, 1, 'gone'); TRUNCATE items;
+				INSERT INTO items SELECT n, 1, 'new' FROM generate_series(5001, 5250) n; COMMIT`)
+			if place != "" {
+				awaitEnd(t, d, -1)
+				d = startPgsource(t, env)
+			}
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			if seen := stop(); fmt.Sprint(seen) != "[950 0 250 1]" {
+				t.Errorf("seen on the way: %v", seen)
+			}
+			assertEqualTables(t, pg, sim)
+			if n := metric(t, d, "pgsource_truncates_applied_total", nil); n < 1 {
+				t.Errorf("%v tables were emptied", n)
+			}
+		})
+	}
+}
+
+// A transaction whose TRUNCATE goes with a row that is refused empties nothing;
+// passed over, it leaves the table as it is, and the next one is carried out.
+func TestPgsourceTruncateAndSkip(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TRUNCATE": "delete_all"})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'x'), (2, 1, 'y')`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	execSQL(t, pg, `BEGIN; TRUNCATE items; INSERT INTO items VALUES (3, 1, 'z'); INSERT INTO orders VALUES (1, 'a', 'NaN', true); COMMIT`)
+	said := awaitEnd(t, d, 65)
+	if n := sim.Count("items"); n != 2 {
+		t.Errorf("%d rows are left of a transaction that was refused", n)
+	}
+	lsn := skipLSN.FindStringSubmatch(said)
+	if lsn == nil {
+		t.Fatalf("it does not say how to go on:\n%s", said)
+	}
+	file := t.TempDir() + "/skipped.jsonl"
+	says(t, runPgsource(t, env, "skip", "-yes", "-to", file, lsn[1]), 0, "written to")
+	body, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(body), `"kind":"truncate"`) {
+		t.Errorf("%v:\n%s", err, body)
+	}
+	waitHealthy(t, startPgsource(t, env))
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'b', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if n := sim.Count("items"); n != 2 {
+		t.Errorf("%d rows are left of a table whose TRUNCATE was passed over", n)
+	}
+	execSQL(t, pg, `BEGIN; TRUNCATE items; INSERT INTO items VALUES (4, 1, 'w'); COMMIT; DELETE FROM orders WHERE id = 1`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+}
+
+var skipLSN = regexp.MustCompile(`pgsource skip ([0-9A-F]+/[0-9A-F]+)`)
+
+// All that was sent before a crash is sent again, the TRUNCATE in the middle of
+// it too: both sides are equal behind it, with and without a progress table.
+func TestPgsourceTruncateIsReplayed(t *testing.T) {
+	t.Parallel()
+	def := feldera.ProgressTable(feldera.DefaultProgressTable)
+	for _, delivery := range []string{"at_least_once", "effectively_once"} {
+		t.Run(delivery, func(t *testing.T) {
+			t.Parallel()
+			pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{SQL: program + def.SQL()})
+			env := merged(pgsourceEnv(pg, sim), map[string]string{
+				"PGSOURCE_TRUNCATE": "delete_all", "PGSOURCE_DELIVERY": delivery, "FELDERA_REQUEST_LIFETIME": "2s", "FELDERA_REQUEST_TIMEOUT": "2s",
+			})
+			d := startPgsource(t, env)
+			waitHealthy(t, d)
+			before := currentLSN(t, pg)
+			awaitConfirmed(t, pg, before)
+			stopClean(t, d)
+			for i := range 3 {
+				execSQL(t, pg, fmt.Sprintf(`INSERT INTO items SELECT %d + n, n, 's' FROM generate_series(1, 30) n`, 1000*i))
+				execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders VALUES (%d, 'o', 1, true)`, i))
+				execSQL(t, pg, fmt.Sprintf(`BEGIN; TRUNCATE items; INSERT INTO items VALUES (%d, 1, 'new'); COMMIT`, 10000+i))
+			}
+			execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'last'); UPDATE orders SET note = 'last'`)
+			d = harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Race: true, Tags: "crashpoints"},
+				harness.DaemonOptions{Env: merged(env, map[string]string{"CRASH_AT": "pgsource.after-commit:3:kill"}), ListenVar: "PGSOURCE_LISTEN"})
+			awaitEnd(t, d, -1)
+			stop := watchCounts(t, sim, "items", "orders")
+			d = startPgsource(t, env)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			// From what was seen at the crash right to what is to be seen.
+			if seen := stop(); len(seen) > 2 || seen[len(seen)-1] != "2 3" {
+				t.Errorf("the past was seen: %v", seen)
+			}
+			assertEqualTables(t, pg, sim)
+			// And once more from the start, behind all of it.
+			d.Kill()
+			d = startPgsource(t, env)
+			execSQL(t, pg, `INSERT INTO items VALUES (2, 1, 'behind')`)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			assertEqualTables(t, pg, sim)
+			waitHealthy(t, d)
+		})
 	}
 }
