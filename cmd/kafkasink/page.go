@@ -20,6 +20,8 @@ func page(settings []config.Row) ops.Page {
 			{Metric: "kafkasink_records_total", Title: "Records received"},
 			{Metric: "kafkasink_skipped_records_total", Title: "Records passed over, as configured"},
 			{Metric: "kafkasink_gaps_total", Title: "Gaps in the log"},
+			{Metric: "kafkasink_rewound_offsets_total", Title: "Offsets delivered again, since the pipeline had lost them"},
+			{Metric: "kafkasink_gone_offsets_total", Title: "Offsets that the pipeline lost and retention has taken"},
 			{Metric: "kafkasink_values_altered_total", Title: "Values that arrived changed, as configured"},
 		},
 		Facts: []string{"kafkasink_assigned_partitions", "kafkasink_partitions", "kafkasink_expulsions_total"},

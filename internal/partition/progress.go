@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
+
 	"holdfast/internal/ack"
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
@@ -217,15 +219,46 @@ func (r *recorder) decide(ctx context.Context, hs []*held) error {
 	if err != nil {
 		return fmt.Errorf("find out what the pipeline holds: %w", err)
 	}
+	logs := sync.OnceValue(func() logStarts {
+		starts, ends, err := r.s.listBounds(ctx)
+		return logStarts{starts, ends, err}
+	})
+	var again error
 	for _, h := range hs {
 		dec := feldera.Decide(found.Lanes[laneName(h.lane)], h.taking.noted, found.Incarnation, h.mapping())
-		if err := r.heed(ctx, h, &dec); err != nil {
+		err := r.heed(ctx, h, &dec, logs)
+		var unknown *boundsError
+		if errors.As(err, &unknown) {
+			again = unknown.err
+		} else if err != nil {
 			return err
 		}
 	}
 	wake(r.s.kick)
+	if again == nil || ctx.Err() != nil {
+		return nil
+	}
+	r.s.log.WarnContext(ctx, "the logs' bounds could not be looked up; it is tried again", slog.Any("err", again))
+	timer := time.NewTimer(retryWait(1))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 	return nil
 }
+
+// logStarts is what was found out about the logs' bounds.
+type logStarts struct {
+	starts, ends kadm.ListedOffsets
+	err          error
+}
+
+// boundsError says that a lane stays undecided, since its log's bounds are not
+// known.
+type boundsError struct{ err error }
+
+func (e *boundsError) Error() string { return e.err.Error() }
 
 // giveUp stops a lane that nothing can be decided about.
 func (r *recorder) giveUp(h *held, why *decode.Refusal) {
@@ -241,7 +274,7 @@ func (r *recorder) giveUp(h *held, why *decode.Refusal) {
 
 // heed follows from a decision: the lane goes on where it stands, is made anew
 // where the pipeline is, or stops.
-func (r *recorder) heed(ctx context.Context, h *held, dec *feldera.Decision) error {
+func (r *recorder) heed(ctx context.Context, h *held, dec *feldera.Decision, logs func() logStarts) error {
 	s := r.s
 	start, rows := h.lane.Begins()
 	reason := dec.Reason(offsetText)
@@ -272,7 +305,7 @@ func (r *recorder) heed(ctx context.Context, h *held, dec *feldera.Decision) err
 		})
 		return nil
 	case feldera.ProgressLost:
-		return r.lost(ctx, h, dec, reason)
+		return r.lost(h, dec, reason, logs)
 	case feldera.ProgressAhead:
 		if held > start {
 			s.cfg.Metrics.heldOffsets.Add(float64(held - start))
@@ -297,7 +330,7 @@ func (r *recorder) heed(ctx context.Context, h *held, dec *feldera.Decision) err
 }
 
 // lost rewinds a lane to what the pipeline holds, or stops it.
-func (r *recorder) lost(ctx context.Context, h *held, dec *feldera.Decision, reason string) error {
+func (r *recorder) lost(h *held, dec *feldera.Decision, reason string, logs func() logStarts) error {
 	s := r.s
 	held := int64(dec.Held) //nolint:gosec // looked at by heed
 	committed, _ := h.lane.Begins()
@@ -311,24 +344,15 @@ func (r *recorder) lost(ctx context.Context, h *held, dec *feldera.Decision, rea
 		})
 		return nil
 	}
-	starts, ends, err := s.listBounds(ctx)
-	if err == nil {
-		var start int64
-		if start, _, err = boundsOf(starts, ends, h.place); err == nil {
-			return r.rewind(h, dec, to, start, committed)
-		}
+	now := logs()
+	if now.err != nil {
+		return &boundsError{now.err}
 	}
-	// It is tried again, from the beginning.
-	if ctx.Err() == nil {
-		s.log.WarnContext(ctx, "the log's bounds could not be looked up; it is tried again", slog.String("topic", h.topic), slog.Int64("partition", int64(h.partition)), slog.Any("err", err))
-		timer := time.NewTimer(retryWait(1))
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
+	start, _, err := boundsOf(now.starts, now.ends, h.place)
+	if err != nil {
+		return &boundsError{err}
 	}
-	return nil
+	return r.rewind(h, dec, to, start, committed)
 }
 
 // rewind makes the lane anew at what the pipeline holds, or at the log's start
