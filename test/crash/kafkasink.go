@@ -176,7 +176,7 @@ type counterWorld struct {
 }
 
 func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
-	w := &counterWorld{rig: rig{dir: opts.dir, patience: opts.patienceOr()}, variant: opts.variant, oracle: newCounterOracle(opts.variant.progress)}
+	w := &counterWorld{rig: rig{dir: opts.dir, patience: patience}, variant: opts.variant, oracle: newCounterOracle(opts.variant.progress)}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -247,7 +247,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	}
 	w.second.Kill()
 	writing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	w.stopWriters = stop
+	w.stopWriters, w.patience = stop, opts.patienceOr()
 	w.write(writing, w.writer)
 	w.write(writing, w.sample)
 	return w, nil
@@ -397,6 +397,10 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 			w.second.Kill() // both joined at once
 		}
 	case crash.KafkaLost:
+		// Only who has some has some to lose.
+		if n, err := w.daemon.Metric(ctx, "kafkasink_assigned_partitions", nil); err != nil || n == 0 {
+			return nil //nolint:nilerr // not up yet
+		}
 		w.unclean()
 		if err := w.daemon.Signal(syscall.SIGSTOP); err != nil {
 			return err

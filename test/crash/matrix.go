@@ -146,8 +146,8 @@ func (c crashCase) reach(ctx context.Context, w world, log string) (failed, err 
 			return nil, true
 		}
 		if time.Since(provoked) > 500*time.Millisecond {
-			provoked = time.Now()
 			failed = w.provoke(ctx, c.point)
+			provoked = time.Now() // the daemon is to have some time in between
 		}
 		return string(text), failed != nil
 	})

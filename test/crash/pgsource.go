@@ -43,7 +43,7 @@ type bankWorld struct {
 
 // openBank starts everything but the daemon.
 func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
-	w := &bankWorld{rig: rig{dir: opts.dir, patience: opts.patienceOr()}, variant: opts.variant, oracle: newBankOracle()}
+	w := &bankWorld{rig: rig{dir: opts.dir, patience: patience}, variant: opts.variant, oracle: newBankOracle()}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -90,7 +90,7 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 		return nil, fmt.Errorf("first rows: %w", err)
 	}
 	writing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	w.stopWriters = stop
+	w.stopWriters, w.patience = stop, opts.patienceOr()
 	random := opts.random()
 	for id := 1; id <= writers; id++ {
 		writer := &bankWriter{id: id, random: rand.New(rand.NewPCG(random.Uint64(), 0)), large: 25}
