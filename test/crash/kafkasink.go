@@ -399,7 +399,7 @@ func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
 	case crash.KafkaLost:
 		// Only who has some has some to lose.
 		if n, err := w.daemon.Metric(ctx, "kafkasink_assigned_partitions", nil); err != nil || n == 0 {
-			return nil //nolint:nilerr // not up yet
+			return nil // not up yet
 		}
 		w.unclean()
 		if err := w.daemon.Signal(syscall.SIGSTOP); err != nil {
