@@ -359,6 +359,13 @@ func (s *Source) checkCopy(ctx context.Context, conn *pgx.Conn, r *ready, name t
 		return refuse(fmt.Sprintf("the Feldera table %s has no PRIMARY KEY, so its existing rows cannot be copied beside the stream: a row that both bring would count twice", target.Spelling()),
 			"a PRIMARY KEY in Feldera for every table that is copied", "declare it; or load the rows by other means and set PGSOURCE_SNAPSHOT=never")
 	}
+	switch identity, err := r.tables[name].Identity(); {
+	case err != nil:
+		return err
+	case identity:
+		return refuse("the Feldera table identifies rows by where each one stood in the WAL, and rows that were there before have no such place",
+			"a PRIMARY KEY of the source's own in Feldera for every table that is copied", "load the rows by other means and set PGSOURCE_SNAPSHOT=never")
+	}
 	_, _, err := chunkOrder(ctx, conn, r.shapes[name])
 	return err
 }
