@@ -43,7 +43,7 @@ var variants = []*variant{
 
 // progressPlaces are those of a progress table.
 var progressPlaces = []crash.Point{
-	crash.PgClaimSent, crash.PgClaimed, crash.PgBeforeProgress, crash.PgProgressSent, crash.PgProgressCompleted,
+	crash.PgEpochNoted, crash.PgClaimSent, crash.PgClaimed, crash.PgBeforeProgress, crash.PgProgressSent, crash.PgProgressCompleted,
 	crash.KafkaClaimSent, crash.KafkaClaimed, crash.KafkaBeforeProgress, crash.KafkaProgressSent, crash.KafkaProgressCompleted,
 }
 
@@ -174,7 +174,7 @@ func uncovered(cases []crashCase) (missing []string) {
 // that a later visit than the first is worth a try.
 func often(p crash.Point) bool {
 	switch p {
-	case crash.PgClaimSent, crash.PgClaimed, crash.KafkaClaimSent, crash.KafkaClaimed, crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
+	case crash.PgEpochNoted, crash.PgClaimSent, crash.PgClaimed, crash.KafkaClaimSent, crash.KafkaClaimed, crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
 		crash.KafkaShutdown, crash.KafkaRevoke, crash.KafkaLost, crash.KafkaDrain, crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:
 		return false
 	}
