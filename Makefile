@@ -133,6 +133,15 @@ newcomer: setup ## a newcomer's path: a clean clone, the demo, wrong settings me
 replay: setup ## record traffic and play it twice (DIR=folder with PGSOURCE_… and KAFKASINK_… set: yours)
 	go run ./test/replay $(if $(DIR),-dir '$(DIR)') $(if $(VERB),$(VERB))
 
+.PHONY: snapshot
+snapshot: setup ## copies of existing rows under load and SIGKILL: SEEDS (20) from SEED (1), ROWS (200000), KILLS (6)
+	$(GO_TEST) -v -timeout 4h -tags snapshotload ./test/snapshot -run TestSnapshotUnderLoad -args \
+		-seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -rows $(or $(ROWS),200000) -kills $(or $(KILLS),6)
+
+.PHONY: snapshot-bench
+snapshot-bench: setup ## a copy of ROWS (5000000) rows: memory, rows per second, and what it does to the stream's latency
+	$(GO_TEST) -v -timeout 2h -tags snapshotload ./test/snapshot -run TestSnapshotCosts -args -bench-rows $(or $(ROWS),5000000)
+
 .PHONY: demo
 demo: setup ## start everything on this machine and show it at work (DEMO_KEEP=1: stay up)
 	go run ./test/demo

@@ -21,10 +21,12 @@ func page(settings []config.Row) ops.Page {
 		},
 		Counts: []ops.Count{
 			{Metric: "pgsource_rows_total", Title: "Rows accepted by Feldera"},
+			{Metric: "pgsource_snapshot_rows_total", Title: "Existing rows copied"},
 			{Metric: "pgsource_values_altered_total", Title: "Values that arrived changed, as configured"},
 		},
 		Facts: []string{
 			"pgsource_slot_status", "pgsource_slot_active", "pgsource_slot_safe_wal_bytes",
+			"pgsource_snapshot_jobs", "pgsource_snapshot_percent", "pgsource_snapshot_rows_per_second", "pgsource_snapshot_remaining_seconds",
 			"pgsource_last_commit_timestamp_seconds", "pgsource_last_acknowledged_timestamp_seconds",
 		},
 		Settings: ops.SettingRows(settings, func(r config.Row) ops.SettingRow {

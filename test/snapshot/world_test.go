@@ -30,7 +30,7 @@ import (
 
 // patience bounds each wait for something that must happen. It is far above
 // what anything takes, and is only spent by a failure.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -51,12 +51,14 @@ type world struct {
 }
 
 // newWorld makes both sides. tables are pairs of a Postgres table, as its
-// quoted full name, and a Feldera table.
+// quoted full name, and a Feldera table. Two semicolons end a transaction.
 func newWorld(t *testing.T, settings map[string]string, source, program string, tables ...wal.Table) *world {
 	t.Helper()
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{Settings: settings})
 	w := &world{t: t, pg: pg}
-	w.exec(source)
+	for part := range strings.SplitSeq(source, ";;") { // a slot is made in a transaction of its own
+		w.exec(part)
+	}
 	sim, err := felderasim.New(felderasim.Options{SQL: program, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
