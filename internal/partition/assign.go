@@ -441,7 +441,7 @@ func (s *session) retire(hs []*held, wait time.Duration, why string) {
 		left := s.bury(h)
 		s.givenUp(h, left, why, outcome)
 		if sabotage.On(sabotage.CommitAfterRevoke) {
-			s.commitLater(s.life, h.place, left.From)
+			s.commitLater(s.life, h, left.From)
 		}
 	}
 	s.commitMu.Unlock()

@@ -15,20 +15,20 @@ import (
 // is called, or is in the binary, but in a build with the tag sabotage.
 
 // late is how much too late they do it.
-const late = 2 * time.Second
+const late = 4 * time.Second
 
 // commitLater commits an offset of a partition that was given up.
-func (s *session) commitLater(ctx context.Context, at place, offset int64) {
+func (s *session) commitLater(ctx context.Context, h *held, offset int64) {
 	time.AfterFunc(late, func() {
 		ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 		defer cancel()
 		member, generation := s.client.GroupMetadata()
 		req := kmsg.NewPtrOffsetCommitRequest()
-		req.Version, req.Group, req.MemberID, req.Generation = 7, s.cfg.Group, member, generation
+		req.Group, req.MemberID, req.Generation = s.cfg.Group, member, generation
 		topic := kmsg.NewOffsetCommitRequestTopic()
-		topic.Topic = at.topic
+		topic.Topic, topic.TopicID = h.topic, h.lane.TopicID()
 		p := kmsg.NewOffsetCommitRequestTopicPartition()
-		p.Partition, p.Offset = at.partition, offset
+		p.Partition, p.Offset = h.partition, offset
 		topic.Partitions = append(topic.Partitions, p)
 		req.Topics = append(req.Topics, topic)
 		_, _ = req.RequestWith(ctx, s.client)

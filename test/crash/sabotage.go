@@ -87,11 +87,11 @@ var wrongBuilds = []wrongBuild{
 	{wrong: sabotage.BelieveByPosition, what: "progress row believed by its position", pkg: "./internal/feldera", test: "TestDecide"},
 	{wrong: sabotage.StartWithoutWait, what: "requests of the process before not waited out", variant: atLeast, env: longLife, scenario: lateBehindAStart, tries: 3},
 	{wrong: sabotage.HandOverWithoutWait, what: "requests of the owner before not waited out", variant: kafka, env: longLife, scenario: lateBehindAStart, tries: 3},
-	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", variant: atLeast, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
+	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", variant: atLeast, env: map[string]string{"PGSOURCE_BATCH_ROWS": "5"}, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
 }
 
 // longLife is the life of a request in scenarios where one comes late by that.
-var longLife = map[string]string{"FELDERA_REQUEST_LIFETIME": "8s"}
+var longLife = map[string]string{"FELDERA_REQUEST_LIFETIME": "14s"}
 
 // withoutCounterpart are those of the list of known mistakes that cannot be
 // made here, and why.
@@ -218,7 +218,7 @@ func (b *wrongBuild) tryWorld(ctx context.Context, opts options, wrong sabotage.
 	}
 	for range max(b.tries, 1) {
 		r := newResult(&strings.Builder{})
-		w, err := v.open(ctx, worldOptions{options: opts, variant: v, tags: "sabotage", env: env, patience: 30 * time.Second})
+		w, err := v.open(ctx, worldOptions{options: opts, variant: v, tags: "sabotage", env: env, patience: time.Minute})
 		if err != nil {
 			return "", err
 		}
@@ -349,7 +349,7 @@ func struck(ctx context.Context, w world, id string, times int) error {
 // lateBehindAStart kills a daemon while a request of it is on its way, and lets
 // it land behind everything that the next one sends at once.
 func lateBehindAStart(ctx context.Context, w world) error {
-	const late = 6 * time.Second
+	const late = 12 * time.Second
 	r := w.common()
 	id, err := r.sim.Inject(felderasim.Fault{Kind: felderasim.ApplyLate, Count: 1, Delay: late})
 	if err != nil {
@@ -509,14 +509,18 @@ func cutWithABacklog(ctx context.Context, w world) error {
 		panic("the scenario needs a bank")
 	}
 	b.sim.HoldCompletion()
-	if err := b.standStill(ctx, 1500*time.Millisecond); err != nil {
+	limit, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	err := harness.Eventually(limit, "received transactions wait", func(ctx context.Context) (any, bool) {
+		n, err := b.daemon.Metric(ctx, "pgsource_buffered_bytes", nil)
+		return fmt.Sprint(n, err), err == nil && n > 20_000
+	})
+	if err != nil {
 		return err
 	}
 	before := b.proxy.Connections()
 	b.proxy.Cut()
-	limit, cancel := context.WithTimeout(ctx, b.patience)
-	defer cancel()
-	err := harness.Eventually(limit, "another connection", func(context.Context) (any, bool) { return nil, b.proxy.Connections() > before+1 })
+	err = harness.Eventually(limit, "another connection", func(context.Context) (any, bool) { return nil, b.proxy.Connections() > before+1 })
 	if err != nil {
 		return err
 	}
@@ -603,7 +607,7 @@ func handOver(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	watch(ctx, w, 6*time.Second)
+	watch(ctx, w, 15*time.Second)
 	if w.wrong() {
 		return nil
 	}
