@@ -164,8 +164,12 @@ func publicationVerb() ops.Verb {
 			if _, rest, err := actionArgs(&call, "publication", "sql", []string{"sql"}, nil); err != nil || len(rest) > 0 {
 				return ops.WithExitCode(ops.ExitUsage, fmt.Errorf("publication takes: sql"))
 			}
-			return looking(ctx, call, func(_ context.Context, source *wal.Source) error {
-				return write(call.Stdout, strings.Join(source.SetupSQL(), ";\n")+";\n")
+			return looking(ctx, call, func(ctx context.Context, source *wal.Source) error {
+				statements, err := source.SetupSQL(ctx)
+				if err != nil {
+					return err
+				}
+				return write(call.Stdout, strings.Join(statements, ";\n")+";\n")
 			})
 		},
 	}

@@ -1,8 +1,12 @@
 package wal
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
@@ -72,4 +76,54 @@ func checkIdentity(rel *decode.Relation, target *feldera.Table) error {
 			fmt.Sprintf("declare the PRIMARY KEY in Feldera; or %s, which helps only changes made after it, and accept duplicates after a crash", full))
 	}
 	return nil
+}
+
+// withoutIdentity names those of the tables whose rows nothing identifies in
+// the stream. Postgres refuses every UPDATE and DELETE of such a table from the
+// moment in which a publication of updates and deletes has it, and does so to
+// whoever writes it. Tables that do not exist are another check's.
+func withoutIdentity(ctx context.Context, conn *pgx.Conn, tables []Table) ([]string, error) {
+	var names []string
+	for _, t := range tables {
+		rel, err := catalogueRelation(ctx, conn, t)
+		if _, refused := errors.AsType[*decode.Refusal](err); refused {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !hasIdentity(rel) {
+			names = append(names, quoteIdentifier(t.Schema)+"."+quoteIdentifier(t.Name))
+		}
+	}
+	return names, nil
+}
+
+// hasIdentity tells whether Postgres can publish updates and deletes of it.
+func hasIdentity(rel *decode.Relation) bool {
+	if rel.Identity == decode.IdentityFull {
+		return true // of a table without columns too
+	}
+	for i := range rel.Columns {
+		if rel.Columns[i].Key {
+			return true
+		}
+	}
+	return false
+}
+
+// publishAdvice is what publishes the tables, behind what that does to writers
+// of those without a replica identity.
+func publishAdvice(ctx context.Context, conn *pgx.Conn, tables []Table, do string) (string, error) {
+	names, err := withoutIdentity(ctx, conn, tables)
+	if err != nil || len(names) == 0 {
+		return do, err
+	}
+	return refusedWrites(names) + "; then " + do, nil
+}
+
+// refusedWrites says what publishing tables without a replica identity does.
+func refusedWrites(names []string) string {
+	return fmt.Sprintf("BEFORE that, know that %s has no replica identity: once it is published, Postgres refuses every UPDATE and DELETE of it at the source; if its rows are ever updated or deleted, first give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+		strings.Join(names, ", "))
 }

@@ -280,7 +280,16 @@ func (s *Source) CheckPublication(ctx context.Context) (string, error) {
 		}
 		if first {
 			said = "there is none yet: the first start makes it"
-			return errors.Join(s.creationFindings(ctx, conn)...)
+			names, err := withoutIdentity(ctx, conn, s.cfg.Tables)
+			if err != nil {
+				return err
+			}
+			create := s.publicationStatement()
+			if len(names) > 0 {
+				said += ". " + refusedWrites(names)
+				create = refusedWrites(names) + "; then run: " + create
+			}
+			return errors.Join(s.creationFindings(ctx, conn, create)...)
 		}
 		return s.withoutCreating().ensurePublication(ctx, conn)
 	})
@@ -288,8 +297,8 @@ func (s *Source) CheckPublication(ctx context.Context) (string, error) {
 }
 
 // creationFindings gives what would keep a first start from making the
-// publication.
-func (s *Source) creationFindings(ctx context.Context, conn *pgx.Conn) []error {
+// publication. create is what somebody else has to run then.
+func (s *Source) creationFindings(ctx context.Context, conn *pgx.Conn, create string) []error {
 	f, err := s.readServer(ctx, conn)
 	if err != nil {
 		return []error{err}
@@ -299,14 +308,14 @@ func (s *Source) creationFindings(ctx context.Context, conn *pgx.Conn) []error {
 	if f.standby {
 		all = append(all, &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication, Why: "there is none, and a standby cannot make it",
-			Expected: "a publication that the primary has", Do: "on the primary run: " + s.publicationStatement(),
+			Expected: "a publication that the primary has", Do: "on the primary run: " + create,
 		})
 		return all
 	}
 	if !f.mayCreate {
 		all = append(all, &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "role", Where: user, Why: "it may not create a publication in this database", Expected: "CREATE on the database",
-			Do: fmt.Sprintf("GRANT CREATE ON DATABASE %s TO %s; or let an owner run: %s", quoteIdentifier(conn.Config().Database), quoteIdentifier(user), s.publicationStatement()),
+			Do: fmt.Sprintf("GRANT CREATE ON DATABASE %s TO %s; or let an owner run: %s", quoteIdentifier(conn.Config().Database), quoteIdentifier(user), create),
 		})
 	}
 	for _, t := range s.cfg.Tables {
@@ -322,7 +331,7 @@ func (s *Source) creationFindings(ctx context.Context, conn *pgx.Conn) []error {
 			all = append(all, &decode.Refusal{
 				Reason: decode.ReasonSetup, What: "role", Where: user, Why: "it does not own table " + name.String() + ", and only an owner can publish it",
 				Expected: "ownership of every mapped table, or a publication that is there already",
-				Do:       "let the owner run: " + s.publicationStatement(),
+				Do:       "let the owner run: " + create,
 			})
 		}
 	}

@@ -406,11 +406,18 @@ func (s *Source) ensurePublication(ctx context.Context, conn *pgx.Conn) error {
 	err := conn.QueryRow(ctx, `SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = $1`,
 		s.cfg.Publication).Scan(&inserts, &updates, &deletes, &truncates)
 	if errors.Is(err, pgx.ErrNoRows) {
+		names, err := withoutIdentity(ctx, conn, s.cfg.Tables)
+		if err != nil {
+			return err
+		}
 		if !s.cfg.Create {
+			do := "set PGSOURCE_CREATE=true, or run: " + s.publicationStatement()
+			if len(names) > 0 {
+				do = refusedWrites(names) + "; then " + do
+			}
 			return &decode.Refusal{
 				Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication, Why: "the database has none of this name",
-				Expected: "a publication of the tables in PGSOURCE_TABLES, made before the slot",
-				Do:       "set PGSOURCE_CREATE=true, or run: " + s.publicationStatement(),
+				Expected: "a publication of the tables in PGSOURCE_TABLES, made before the slot", Do: do,
 			}
 		}
 		if _, err := conn.Exec(ctx, s.publicationStatement()); err != nil {
@@ -418,24 +425,28 @@ func (s *Source) ensurePublication(ctx context.Context, conn *pgx.Conn) error {
 		}
 		s.madePublication.Store(true)
 		s.log.InfoContext(ctx, "publication created", "publication", s.cfg.Publication, "tables", len(s.cfg.Tables))
+		if len(names) > 0 {
+			s.log.WarnContext(ctx, "tables without a replica identity are published: Postgres refuses every UPDATE and DELETE of them from now on", "tables", strings.Join(names, ", "))
+		}
 		return nil
 	}
 	if err != nil {
 		return classify("look up the publication", err)
 	}
-	return errors.Join(append(operationFindings(s.cfg.Publication, inserts, updates, deletes, truncates), s.checkPublished(ctx, conn)...)...)
-}
-
-func operationFindings(publication string, inserts, updates, deletes, truncates bool) []error {
-	if inserts && updates && deletes && truncates {
-		return nil
+	findings := s.checkPublished(ctx, conn)
+	if !inserts || !updates || !deletes || !truncates {
+		do, err := publishAdvice(ctx, conn, s.cfg.Tables,
+			fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert, update, delete, truncate')", quoteIdentifier(s.cfg.Publication)))
+		if err != nil {
+			return err
+		}
+		findings = append([]error{&decode.Refusal{
+			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication,
+			Why:      fmt.Sprintf("it leaves out operations (insert %t, update %t, delete %t, truncate %t)", inserts, updates, deletes, truncates),
+			Expected: "all four, or changes are lost without a trace", Do: do,
+		}}, findings...)
 	}
-	return []error{&decode.Refusal{
-		Reason: decode.ReasonSetup, What: "publication", Where: publication,
-		Why:      fmt.Sprintf("it leaves out operations (insert %t, update %t, delete %t, truncate %t)", inserts, updates, deletes, truncates),
-		Expected: "all four, or changes are lost without a trace",
-		Do:       fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert, update, delete, truncate')", quoteIdentifier(publication)),
-	}}
+	return errors.Join(findings...)
 }
 
 // publicationStatement creates the publication. Rows of partitions arrive
@@ -468,20 +479,27 @@ func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
 		extra[name] = true
 	}
 	var missing []string
+	var absent []Table
 	var findings []error
 	for _, t := range s.cfg.Tables {
 		name := tableName{t.Schema, t.Name}
 		if !extra[name] {
 			missing = append(missing, quoteIdentifier(t.Schema)+"."+quoteIdentifier(t.Name))
+			absent = append(absent, t)
 		}
 		delete(extra, name)
 	}
 	if len(missing) > 0 {
+		do, err := publishAdvice(ctx, conn, absent,
+			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(missing, ", ")))
+		if err != nil {
+			return []error{err}
+		}
 		findings = append(findings, &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication,
 			Why:      "it does not publish " + strings.Join(missing, ", "),
 			Expected: "every table of PGSOURCE_TABLES (a partitioned one under its own name: publish_via_partition_root)",
-			Do:       fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s; rows that are in the table already are not part of the stream", quoteIdentifier(s.cfg.Publication), strings.Join(missing, ", ")),
+			Do:       do + "; rows that are in the table already are copied beside the stream, as far as PGSOURCE_SNAPSHOT says",
 		})
 	}
 	if len(extra) > 0 {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
@@ -426,11 +427,34 @@ func cutName(slot string) string {
 }
 
 // SetupSQL gives the statements that an owner of the tables runs, in this
-// order, where pgsource itself may not create publication and slot.
-func (s *Source) SetupSQL() []string {
+// order, where pgsource itself may not create publication and slot. What the
+// first one does to writers stands in front of it as a comment of SQL.
+func (s *Source) SetupSQL(ctx context.Context) ([]string, error) {
+	create := s.publicationStatement()
+	err := s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		names, err := withoutIdentity(ctx, conn, s.cfg.Tables)
+		if len(names) > 0 {
+			create = sqlComment(refusedWrites(names)) + create
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
 	slot := fmt.Sprintf("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", quoteLiteral(s.cfg.Slot))
 	if s.cfg.Failover {
 		slot = fmt.Sprintf("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", quoteLiteral(s.cfg.Slot))
 	}
-	return []string{s.publicationStatement(), slot}
+	return []string{create, slot}, nil
+}
+
+// sqlComment makes one line of the text, whatever names of tables are in it:
+// what stands behind a line's end would be a statement.
+func sqlComment(text string) string {
+	return "-- " + strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return '?'
+		}
+		return r
+	}, text) + "\n"
 }

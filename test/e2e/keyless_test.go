@@ -166,6 +166,47 @@ func TestPgsourceIdentityRefuses(t *testing.T) {
 	})
 }
 
+// Publishing a table without a replica identity makes Postgres refuse its
+// updates and deletes, to whoever writes it. Whatever leads there says so
+// first, of this table and no other, and what is said is what happens.
+func TestPgsourceSaysWhatPublishingRefuses(t *testing.T) {
+	t.Parallel()
+	pg, sim := harness.NeedPostgres(t, harness.PostgresOptions{}), startSim(t, felderasim.Options{SQL: keylessProgram()})
+	execSQL(t, pg, keylessTables)
+	execSQL(t, pg, `INSERT INTO bag VALUES ('a', 1); INSERT INTO log VALUES ('a', 1)`)
+	env := merged(keylessEnv(pg, sim), map[string]string{"PGSOURCE_SNAPSHOT": "never"})
+	const caution = `BEFORE that, know that "public"."log" has no replica identity: once it is published, Postgres refuses every UPDATE and DELETE of it at the source`
+	one := func(got harness.RunResult, code int, parts ...string) {
+		t.Helper()
+		wants(t, got, code, parts...)
+		if strings.Contains(got.Stdout+got.Stderr, `"public"."bag" has no replica identity`) {
+			t.Errorf("it says it of a table with whole old rows:\n%s", got.Stdout)
+		}
+	}
+	one(runCheck(t, env), 0, "the first start makes it. "+caution)
+	by := merged(env, map[string]string{"PGSOURCE_CREATE": "false"})
+	one(runCheck(t, by), 65, caution, `; then set PGSOURCE_CREATE=true, or run: CREATE PUBLICATION`)
+	got := runVerb(t, by, "publication", "sql")
+	one(got, 0, "-- "+caution)
+	if lines := strings.Split(strings.TrimSpace(got.Stdout), "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], "CREATE PUBLICATION") {
+		t.Errorf("publication sql is not a comment and two statements:\n%s", got.Stdout)
+	}
+	execSQL(t, pg, `CREATE PUBLICATION holdfast FOR TABLE bag WITH (publish = 'insert', publish_via_partition_root)`)
+	one(runCheck(t, by), 65, caution, "; then ALTER PUBLICATION \"holdfast\" ADD TABLE \"public\".\"log\"; rows", "; then ALTER PUBLICATION \"holdfast\" SET (publish =")
+	execSQL(t, pg, `UPDATE log SET n = 2; DROP PUBLICATION holdfast`)
+
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	if said := d.Log().Grep(regexp.MustCompile(`Postgres refuses every UPDATE and DELETE of them from now on.*public.*log`)); len(said) != 1 {
+		t.Errorf("the log says it %d times: %v", len(said), said)
+	}
+	execSQL(t, pg, `UPDATE bag SET n = 2`)
+	if err := pg.Exec(t.Context(), `UPDATE log SET n = 3`); err == nil || !strings.Contains(err.Error(), "replica identity") {
+		t.Errorf("an update of the published table: %v", err)
+	}
+	stopClean(t, d)
+}
+
 // sinkIdentity: rows without a key, through a kill between completion and
 // commit. They are sent twice and are there once.
 func sinkIdentity(w *sinkWorld) {
