@@ -552,6 +552,7 @@ func (d *deliverer) post(ctx context.Context, out *output, b *batch) error {
 // postRows is post for the rows lo to below hi of the array.
 func (d *deliverer) postRows(ctx context.Context, out *output, b *batch, lo, hi int) error {
 	d.a.goesTo(out.table.Spelling())
+	d.a.goesAs(out, lo, hi)
 	crash.Here(crash.PgBeforeSend)
 	token, err := out.writer.SendRows(ctx, &out.array, lo, hi)
 	if stuck, ok := errors.AsType[*feldera.UnansweredError](err); ok {

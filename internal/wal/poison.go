@@ -90,6 +90,9 @@ func (g *struggle) attemptFailed(l *load, cause error) error {
 	if l.transactions > 1 {
 		return refused
 	}
+	if l.named != "" {
+		refused.What += ", " + l.named
+	}
 	refused.Do += fmt.Sprintf(", and pgsource skip %s passes over it", decode.FormatLSN(l.last))
 	return &transactionError{xid: l.lastXID, end: l.last, err: refused}
 }
@@ -141,6 +144,9 @@ type load struct {
 	firstXID, lastXID  uint32
 	transactions, rows int
 	tables             []string
+	// named are the rows sent last, by their keys, where one transaction stands
+	// alone because something fails again and again.
+	named string
 }
 
 func (l *load) what() string {
@@ -180,6 +186,21 @@ func (a *attempt) goesTo(table string) {
 	if a.load != nil && !slices.Contains(a.load.tables, table) {
 		l := *a.load
 		l.tables = append(slices.Clone(l.tables), table)
+		a.load = &l
+	}
+}
+
+// goesAs notes the keys of rows that are sent, where it matters.
+func (a *attempt) goesAs(out *output, lo, hi int) {
+	if !a.s.struggle.cautious() {
+		return
+	}
+	named := rowsNamed(out, lo, hi, -1) + " of table " + out.table.Spelling()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.load != nil {
+		l := *a.load
+		l.named = named
 		a.load = &l
 	}
 }

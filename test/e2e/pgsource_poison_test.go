@@ -27,7 +27,9 @@ func TestPgsourceNamesWhatEndsThePipeline(t *testing.T) {
 func namesWhatEndsThePipeline(t *testing.T, atomicity string) {
 	t.Helper()
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
-	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_BATCH_AGE": "1s", "PGSOURCE_ATOMICITY": atomicity}))
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_BATCH_AGE": "1s", "PGSOURCE_ATOMICITY": atomicity, "FELDERA_REQUEST_TIMEOUT": "2s", "FELDERA_REQUEST_LIFETIME": "2s",
+	}))
 	waitHealthy(t, d)
 	id, err := sim.Inject(felderasim.Fault{Kind: felderasim.CrashBefore, Table: "items", Count: -1, Keep: core.KeepNothing})
 	if err != nil {
@@ -41,7 +43,7 @@ func namesWhatEndsThePipeline(t *testing.T, atomicity string) {
 	poison := currentLSN(t, pg)
 	execSQL(t, pg, `INSERT INTO orders VALUES (9, 'behind it', 1, true)`)
 	said := awaitEnd(t, d, 65)
-	for _, part := range []string{"tables items (1 rows)", "times in a row", "LSN"} {
+	for _, part := range []string{"tables items (1 rows)", "times in a row", "LSN", "row id=1 of table items"} {
 		if !strings.Contains(said, part) {
 			t.Errorf("it does not say %q:\n%s", part, said)
 		}
