@@ -210,6 +210,9 @@ func (c *chunkReader) inTransaction(ctx context.Context, job *copyJob) (ch *chun
 	if err != nil {
 		return nil, copyFault("lock table "+job.table().String(), err)
 	}
+	if err := pinTransaction(ctx, c.conn); err != nil {
+		return nil, err
+	}
 	ch = &chunk{job: job, proven: newOnce()}
 	if err := c.fence(ctx, ch); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"holdfast/test/felderasim"
 	"holdfast/test/felderasim/core"
@@ -15,7 +16,12 @@ import (
 // lines.
 func awaitEnd(t *testing.T, d *harness.Daemon, want int) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	return awaitEndWithin(t, d, want, patience)
+}
+
+func awaitEndWithin(t *testing.T, d *harness.Daemon, want int, limit time.Duration) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	code, err := d.Wait(ctx)
 	said := strings.Join(d.Log().Tail(5), "\n")

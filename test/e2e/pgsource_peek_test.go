@@ -294,6 +294,7 @@ func TestPgsourcePeekThroughAPooler(t *testing.T) {
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
 	execSQL(t, pg, `ALTER ROLE postgres SET datestyle = 'German'; ALTER ROLE postgres SET bytea_output = 'escape'; ALTER ROLE postgres SET intervalstyle = 'sql_standard';
 		ALTER ROLE postgres SET extra_float_digits = 0; ALTER ROLE postgres SET timezone = 'Asia/Kolkata'; ALTER ROLE postgres SET default_transaction_isolation = 'serializable'`)
+	execSQL(t, pg, `INSERT INTO orders SELECT -i, 'before the slot', i / 7.0, true, E'tab\t', '\x00ff5c', '2026-12-31 23:59:59.123456' FROM generate_series(1, 500) i`)
 	pooler := harness.NeedPgBouncer(t, pg, "transaction", 3)
 	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", pooler.Addr())})
 	wants(t, runCheck(t, env), 65, "a connection pooler answered", "PGSOURCE_TRANSPORT=peek")

@@ -42,7 +42,7 @@ func namesWhatEndsThePipeline(t *testing.T, atomicity string) {
 	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'poison')`)
 	poison := currentLSN(t, pg)
 	execSQL(t, pg, `INSERT INTO orders VALUES (9, 'behind it', 1, true)`)
-	said := awaitEnd(t, d, 65)
+	said := awaitEndWithin(t, d, 65, 3*patience) // five attempts, with a backoff and the life of a request before each
 	for _, part := range []string{"tables items (1 rows)", "times in a row", "LSN", "row id=1 of table items"} {
 		if !strings.Contains(said, part) {
 			t.Errorf("it does not say %q:\n%s", part, said)
