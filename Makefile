@@ -66,6 +66,10 @@ test-images-compiled: ## the stage of the Dockerfile that compiles, with this ma
 	test/setup.sh images
 	$(GO_TEST) -tags compiled -run TestCompiledStage ./test/images
 
+.PHONY: verify
+verify: setup ## pgsource verify under traffic: RUNS (20) comparisons of ROWS (100000) rows without a false alarm, then planted faults
+	VERIFY_RUNS=$(or $(RUNS),20) VERIFY_ROWS=$(or $(ROWS),100000) $(GO_TEST) -v -run 'TestPgsourceVerify$$' ./test/e2e
+
 .PHONY: postgres-matrix
 postgres-matrix: setup ## the tests of pgsource on PostgreSQL 14 to 18 (RUN=pattern), with programs from npm
 	test/postgres-matrix.sh

@@ -42,6 +42,7 @@ func program() ops.Program {
 			slotVerb(),
 			ownersVerb(),
 			verifyVerb(),
+			resyncVerb(),
 			skipVerb(),
 			snapshotVerb(),
 			publicationVerb(),

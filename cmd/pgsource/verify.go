@@ -19,6 +19,7 @@ import (
 type verify struct {
 	sample float64
 	values bool
+	repair bool
 	most   int
 	rate   int
 	wait   time.Duration
@@ -29,6 +30,7 @@ type verify struct {
 func (f *verify) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&f.sample, "sample", 1, "compare this fraction of the keys, the same ones on both sides; above 0, at most 1")
 	fs.BoolVar(&f.values, "values", false, "show the values that differ, and not only the columns' names")
+	fs.BoolVar(&f.repair, "repair", false, "ask the running pgsource to bring the rows that differ to what the source has")
 	fs.IntVar(&f.most, "most", 1000, "list at most so many differences of a table, and end its comparison there")
 	fs.IntVar(&f.rate, "rate", 0, "read at most so many rows a second of each side; 0 is no bound")
 	fs.DurationVar(&f.wait, "wait", 2*time.Minute, "how long to wait each time for the acknowledged position to pass what was read of the source")
@@ -97,6 +99,11 @@ func (f *verify) run(ctx context.Context, call ops.Call) error {
 		if err != nil {
 			return ops.WithExitCode(ops.ExitUsage, err)
 		}
+		if f.repair {
+			if err := source.CanAsk(); err != nil {
+				return err
+			}
+		}
 		report, err := source.Verify(ctx, wal.VerifyOptions{
 			Tables: tables, Sample: f.sample, Values: f.values, Most: f.most, RowsPerSecond: f.rate, Wait: f.wait, Dir: f.dir, Disk: f.disk,
 			Progress: verifyProgress(call.Stderr),
@@ -104,7 +111,13 @@ func (f *verify) run(ctx context.Context, call ops.Call) error {
 		if err != nil {
 			return unavailable(err)
 		}
-		return f.say(call, report)
+		var repair *repairAsked
+		if f.repair {
+			if repair, err = askRepair(ctx, source, report); err != nil {
+				return unavailable(err)
+			}
+		}
+		return f.say(call, report, repair)
 	})
 }
 
@@ -124,8 +137,42 @@ func verifyProgress(w io.Writer) func(wal.VerifyProgress) {
 	}
 }
 
+// repairAsked is what became of -repair.
+type repairAsked struct {
+	Keys  int  `json:"keys"`
+	Taken bool `json:"taken"`
+}
+
+func askRepair(ctx context.Context, source *wal.Source, report *wal.Report) (*repairAsked, error) {
+	asked, err := source.AskRepair(ctx, report)
+	if err != nil {
+		return nil, err
+	}
+	done := &repairAsked{}
+	for _, r := range asked {
+		done.Keys += len(r.Keys)
+	}
+	done.Taken, err = awaitTaken(ctx, source, asked, takenWithin)
+	return done, err
+}
+
+func (r *repairAsked) text(report *wal.Report) string {
+	text := fmt.Sprintf("repair of %d rows requested; ", r.Keys)
+	if r.Keys == 0 {
+		text = "nothing to repair\n"
+	} else {
+		text += takenText(r.Taken)
+	}
+	for i := range report.Tables {
+		if t := &report.Tables[i]; t.More {
+			text += fmt.Sprintf("%s differs in more rows than were listed: pgsource resync %s brings all of it\n", t.Table, t.Table)
+		}
+	}
+	return text
+}
+
 // say prints what was found, and gives the exit code for it.
-func (f *verify) say(call ops.Call, report *wal.Report) error {
+func (f *verify) say(call ops.Call, report *wal.Report, repair *repairAsked) error {
 	different, undecided := report.Different(), report.Undecided()
 	var err error
 	if call.JSON {
@@ -133,10 +180,15 @@ func (f *verify) say(call ops.Call, report *wal.Report) error {
 			Equal     bool              `json:"equal"`
 			Undecided bool              `json:"undecided"`
 			Sample    float64           `json:"sample"`
+			Repair    *repairAsked      `json:"repair,omitempty"`
 			Tables    []wal.TableReport `json:"tables"`
-		}{!different && !undecided, undecided, f.sample, report.Tables})
+		}{!different && !undecided, undecided, f.sample, repair, report.Tables})
 	} else {
-		err = write(call.Stdout, describeReport(report, f.sample))
+		text := describeReport(report, f.sample)
+		if repair != nil {
+			text += repair.text(report)
+		}
+		err = write(call.Stdout, text)
 	}
 	switch {
 	case err != nil:

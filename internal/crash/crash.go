@@ -41,6 +41,10 @@ const (
 	PgCopySent          Point = "pgsource.copy-sent"          // rows of a chunk were accepted
 	PgCopyProven        Point = "pgsource.copy-proven"        // all rows of a chunk are proven, the cursor is not saved
 	PgCopySaved         Point = "pgsource.copy-saved"         // the cursor is behind the chunk
+	PgRequestTaken      Point = "pgsource.request-taken"      // a verb's request is in the state, and not taken away
+	PgResyncBegun       Point = "pgsource.resync-begun"       // a resync has its copy of all rows
+	PgResyncRows        Point = "pgsource.resync-rows"        // the rows are copied, the ghosts are not looked for
+	PgResyncGhosts      Point = "pgsource.resync-ghosts"      // the ghosts are deleted, the resync is not over
 	PgShutdown          Point = "pgsource.shutdown"           // the drain after a signal has begun
 	PgShutdownLastWord  Point = "pgsource.shutdown-last-word" // everything is drained, the last status is to be sent
 )
@@ -71,6 +75,10 @@ const (
 // CopyPoints are the places of a copy of existing rows, which a daemon passes
 // only while it has one to make.
 var CopyPoints = []Point{PgCopyBefore, PgCopyRead, PgCopySent, PgCopyProven, PgCopySaved}
+
+// ResyncPoints are those of a resync, which a daemon passes only when it is
+// asked for one, or the pipeline has lost rows.
+var ResyncPoints = []Point{PgRequestTaken, PgResyncBegun, PgResyncRows, PgResyncGhosts}
 
 // Points lists all other places.
 var Points = []Point{

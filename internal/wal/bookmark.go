@@ -67,6 +67,9 @@ type State struct {
 	// got; nil in a state of a version that made none.
 	Snapshot *snapshotState `json:"snapshot,omitzero"`
 
+	// Resyncs are those that are not done, in their order.
+	Resyncs []resyncState `json:"resyncs,omitzero"`
+
 	Saved  time.Time `json:"saved_at"`
 	Writer string    `json:"writer"` // process that saved it, for people
 }
@@ -259,6 +262,8 @@ func (st *State) valid() error {
 		return fmt.Errorf("rows_lsn %s is above acknowledged_lsn %s", st.Rows, st.Acknowledged)
 	case len(st.Notices) > maxNotices:
 		return fmt.Errorf("it has %d notices", len(st.Notices))
+	case len(st.Resyncs) > maxStateResyncs:
+		return fmt.Errorf("it has %d resyncs", len(st.Resyncs))
 	}
 	return st.Snapshot.valid()
 }

@@ -138,6 +138,7 @@ func (s *Source) showNotices(check, prefix string, list []Notice) {
 		return
 	}
 	s.noticed.Store(check, true)
+	heals := check == CheckResync && !s.cfg.StopOnLoss && s.cfg.Snapshot != SnapshotOnly
 	message := prefix + list[len(list)-1].describe()
 	if more := len(list) - 1; more > 0 {
 		message += fmt.Sprintf("; and %d earlier ones, see: pgsource state show", more)
@@ -148,7 +149,11 @@ func (s *Source) showNotices(check, prefix string, list []Notice) {
 	} else {
 		hint += "stop pgsource, run: pgsource state accept -yes, and start it again to clear this"
 	}
-	s.cfg.Report(Status{Check: check, Blocking: true, Message: message, Hint: hint})
+	if heals {
+		hint = "each table is resynced by itself; pgsource_resync_tables says how far it is. Where that cannot be, the log and this check say why: " + hint
+	}
+	// What heals holds nothing up; a table whose resync is refused says so itself.
+	s.cfg.Report(Status{Check: check, Blocking: !heals || len(s.unhealable()) > 0, Works: heals, Message: message, Hint: hint})
 }
 
 // maxNamed bounds the tables that one message names.

@@ -34,7 +34,7 @@ func TestNeedsResync(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !last.Blocking || !strings.HasPrefix(last.Message, `needs resync: "public"."A", "public"."b": `) {
+	if last.Blocking || !last.Works || !strings.HasPrefix(last.Message, `needs resync: "public"."A", "public"."b": `) {
 		t.Errorf("it says %+v", last)
 	}
 	list := func() (names string) {

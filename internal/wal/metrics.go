@@ -16,6 +16,7 @@ type Metrics struct {
 	peek     *peekMetrics
 	verify   *verifyMetrics
 	snapshot *snapshotMetrics
+	resync   *resyncMetrics
 
 	transactions prometheus.Counter
 	rows         *prometheus.CounterVec
@@ -71,6 +72,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		peek:     newPeekMetrics(reg),
 		verify:   newVerifyMetrics(reg),
 		snapshot: newSnapshotMetrics(reg),
+		resync:   newResyncMetrics(reg),
 
 		transactions: counter("pgsource_transactions_total", "Transactions received whole, by their COMMIT."),
 		rows: prometheus.NewCounterVec(prometheus.CounterOpts{

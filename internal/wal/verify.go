@@ -88,7 +88,8 @@ type Difference struct {
 	// Why says why a row is unsendable.
 	Why string `json:"why,omitempty"`
 
-	key []byte
+	// job is the key as a copy job names it, nil for a row that cannot be sent.
+	job []string
 }
 
 // ColumnDifference is one column of a stale row; the values are there where
@@ -263,6 +264,8 @@ type verifier struct {
 	src   *sourceTable
 
 	report TableReport
+	// keysOnly: nothing is reported of rows.
+	keysOnly bool
 	// seen are the unsendable rows that were reported, by their keys: no more
 	// than the differences that are listed.
 	seen map[string]bool
@@ -338,7 +341,11 @@ func (v *verifier) readSource(ctx context.Context, w *runs.Sorter) (position uin
 			if !v.sampled(im.Key) {
 				return nil
 			}
-			if unsendable != nil {
+			if unsendable != nil && v.keysOnly {
+				if im.Key == nil {
+					return nil // the pipeline cannot have it either
+				}
+			} else if unsendable != nil {
 				if err := v.unsendable(im.Key, unsendable); err != nil || im.Key == nil {
 					return err
 				}
@@ -417,7 +424,25 @@ func (v *verifier) readDestination(ctx context.Context, w *runs.Sorter) error {
 
 // merge puts both sides side by side and has the keys settled in which they
 // differ.
-func (v *verifier) merge(ctx context.Context, source, destination *runs.Sorter) (err error) {
+func (v *verifier) merge(ctx context.Context, source, destination *runs.Sorter) error {
+	settle := newSettler(v)
+	err := v.sideBySide(source, destination, func(key []byte, here, there *group) error {
+		if here != nil && there != nil && here.one && there.one && here.sum == there.sum {
+			v.report.Equal++
+			return nil
+		}
+		v.report.Suspects++
+		return settle.suspect(ctx, key)
+	})
+	if err != nil {
+		return err
+	}
+	return settle.finish(ctx)
+}
+
+// sideBySide hands each key to fn with what either side has of it, nil for
+// nothing, in the order of their bytes.
+func (v *verifier) sideBySide(source, destination *runs.Sorter, fn func(key []byte, here, there *group) error) (err error) {
 	s, err := source.Sort()
 	if err != nil {
 		return v.sortError(err)
@@ -428,51 +453,36 @@ func (v *verifier) merge(ctx context.Context, source, destination *runs.Sorter) 
 	}
 	defer func() { err = errors.Join(err, s.Close(), d.Close()) }()
 	left, right := &groups{r: s}, &groups{r: d}
-	settle := newSettler(v)
-	a, err := left.next()
-	if err != nil {
-		return err
-	}
-	b, err := right.next()
-	if err != nil {
-		return err
-	}
-	for a != nil || b != nil {
-		var key []byte
-		var order int
+	for {
+		a, err := left.peek()
+		if err != nil {
+			return err
+		}
+		b, err := right.peek()
+		if err != nil {
+			return err
+		}
 		switch {
-		case a == nil:
-			order = 1
-		case b == nil:
-			order = -1
-		default:
-			order = bytes.Compare(a.key, b.key)
+		case a == nil && b == nil:
+			return nil
+		case b == nil || a != nil && bytes.Compare(a.key, b.key) < 0:
+			b = nil
+		case a == nil || bytes.Compare(a.key, b.key) > 0:
+			a = nil
 		}
-		if order <= 0 {
+		key := []byte(nil)
+		if a != nil {
 			key = a.key
-		} else {
+			left.now = nil
+		}
+		if b != nil {
 			key = b.key
+			right.now = nil
 		}
-		if order == 0 && a.one && b.one && a.sum == b.sum {
-			v.report.Equal++
-		} else {
-			v.report.Suspects++
-			if err := settle.suspect(ctx, key); err != nil {
-				return err
-			}
-		}
-		if order <= 0 {
-			if a, err = left.next(); err != nil {
-				return err
-			}
-		}
-		if order >= 0 {
-			if b, err = right.next(); err != nil {
-				return err
-			}
+		if err := fn(key, a, b); err != nil {
+			return err
 		}
 	}
-	return settle.finish(ctx)
 }
 
 // group is what one side has of a key. A row that moved between two pages can
@@ -485,8 +495,21 @@ type group struct {
 
 type groups struct {
 	r    *runs.Reader
-	head *runs.Record
+	head *runs.Record // the first record behind now
 	done bool
+	now  *group
+}
+
+// peek gives the present group, nil behind the last one; who has dealt with it
+// sets now to nil.
+func (g *groups) peek() (*group, error) {
+	if g.now == nil {
+		var err error
+		if g.now, err = g.next(); err != nil {
+			return nil, err
+		}
+	}
+	return g.now, nil
 }
 
 func (g *groups) next() (*group, error) {

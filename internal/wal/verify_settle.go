@@ -1,7 +1,6 @@
 package wal
 
 import (
-	"bytes"
 	"context"
 	"maps"
 	"math/rand/v2"
@@ -247,7 +246,11 @@ func (s *settler) judge(k *suspect, one, two *sourceRow, there *feldera.Image, b
 		}
 		return false, nil
 	}
-	d := &Difference{Kind: DifferenceStale, Key: s.v.src.cmp.KeyText(k.key), key: bytes.Clone(k.key)}
+	job, err := s.v.src.jobKey(k.key)
+	if err != nil {
+		return false, err
+	}
+	d := &Difference{Kind: DifferenceStale, Key: s.v.src.cmp.KeyText(k.key), job: job}
 	switch {
 	case one == nil:
 		d.Kind = DifferenceGhost

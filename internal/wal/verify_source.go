@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
@@ -33,6 +32,9 @@ type sourceTable struct {
 	orderTypes []string
 	// keyNames and keyTypes are those of the Feldera table's PRIMARY KEY.
 	keyNames, keyTypes []string
+	// jobNames are the key's columns as copy jobs have them: in the order of the
+	// Feldera table's declaration, not quoted.
+	jobNames []string
 	// coarse says why the source takes keys for one that differ in bytes, "" where
 	// it does not.
 	coarse string
@@ -74,7 +76,7 @@ func (s *Source) openSourceTable(ctx context.Context, conn *pgx.Conn, t Table, t
 	if err != nil {
 		return nil, err
 	}
-	st := &sourceTable{name: nameOf(rel), rel: rel}
+	st := &sourceTable{name: nameOf(rel), rel: rel, jobNames: enc.KeyColumns()}
 	if st.cmp, err = feldera.NewComparer(enc); err != nil {
 		return nil, err
 	}
@@ -388,8 +390,7 @@ func (st *sourceTable) lookup(ctx context.Context, tx pgx.Tx, keys [][]byte, loo
 // that the source's type could hold: the source then has no row of it.
 func (st *sourceTable) lookupPart(ctx context.Context, tx pgx.Tx, keys [][]byte, look *sourceLook) error {
 	err := pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error { return st.query(ctx, sub, keys, look) }) // a savepoint
-	var pgErr *pgconn.PgError
-	if err == nil || !errors.As(err, &pgErr) || !strings.HasPrefix(pgErr.Code, "22") {
+	if err == nil || !valueFault(err) {
 		if err != nil {
 			return classify("read rows of "+st.rel.String()+" by key", err)
 		}

@@ -253,6 +253,10 @@ type Source struct {
 	// that runs.
 	struggle struggle
 	current  atomic.Pointer[attempt]
+	// refusedResyncs are tables whose resync after a loss was refused; refusedMu
+	// guards it.
+	refusedMu      sync.Mutex
+	refusedResyncs []tableName
 	// keeper holds the state. It is set by Run before anything else happens.
 	keeper *keeper
 	// spill is set while Run runs; nil for none.
@@ -331,6 +335,9 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	if s.cfg.VerifyInterval > 0 {
 		defer s.beside(ctx, s.verifyRegularly)()
+	}
+	if s.cfg.Snapshot != SnapshotOnly {
+		defer s.beside(ctx, s.resyncs)()
 	}
 	retry := newBackOff()
 	for {

@@ -95,10 +95,24 @@ func (v *verified) unsettled() (all []string) {
 	return all
 }
 
+// compared runs the verb verify, which looks as often as it has to.
+func compared(t *testing.T, env map[string]string, args ...string) harness.RunResult {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)
+	defer cancel()
+	r, err := harness.Run(ctx, harness.DaemonOptions{
+		Program: build(t, "pgsource"), Args: append([]string{"verify"}, args...), Env: merged(env, map[string]string{"PGSOURCE_LISTEN": "127.0.0.1:0"}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // runVerify runs the verb; the exit code has to be one of codes.
 func runVerify(t *testing.T, env map[string]string, codes []int, args ...string) *verified {
 	t.Helper()
-	r := runVerb(t, env, append([]string{"verify", "-json"}, args...)...)
+	r := compared(t, env, append([]string{"-json"}, args...)...)
 	var v verified
 	if err := json.Unmarshal([]byte(r.Stdout), &v); err != nil || !slices.Contains(codes, r.ExitCode) {
 		t.Fatalf("exit code %d, want one of %d (%v):\n%s%s", r.ExitCode, codes, err, r.Stdout, r.Stderr)
@@ -177,6 +191,7 @@ func TestPgsourceVerify(t *testing.T) {
 	execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders SELECT i, 'c' || i, i / 7.0, i %% 2 = 0, NULLIF('n' || i, 'n7'), decode(md5(i::text), 'hex'), timestamp '2026-01-01' + i * interval '1 second 1 microsecond'
 		FROM generate_series(1, %d) i`, n))
 	execSQL(t, pg, `INSERT INTO items SELECT i, i, 'sku' FROM generate_series(1, 50) i`)
+	harness.Await(t, 10*patience, "the rows are in the pipeline", func(context.Context) (any, bool) { return sim.Count("orders"), sim.Count("orders") == int64(n) })
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	v := runVerify(t, env, []int{0})
 	if got := []int64{v.Tables[0].SourceRows, v.Tables[0].TargetRows, v.Tables[1].SourceRows, v.Tables[0].Suspects}; !slices.Equal(got, []int64{int64(n), int64(n), 50, 0}) {
@@ -206,10 +221,10 @@ func TestPgsourceVerify(t *testing.T) {
 	if got := runVerify(t, env, []int{65}, "items").Tables; len(got) != 1 || got[0].Differences[0].Columns[0].Source != "" {
 		t.Errorf("%+v", got)
 	}
-	wants(t, runVerb(t, env, "verify", "public.items", "-values"), 65, `stale      id=50  differs in sku (source "sku", pipeline "SKU")`)
-	wants(t, runVerb(t, env, "verify", "-most", "1", "orders"), 65, "DIFFERENT in more than 1 rows")
-	wants(t, runVerb(t, env, "verify", "nosuch"), 64, "public.orders", "public.items")
-	wants(t, runVerb(t, env, "verify", "orders", "-sample", "2"), 64, "-sample")
+	wants(t, compared(t, env, "public.items", "-values"), 65, `stale      id=50  differs in sku (source "sku", pipeline "SKU")`)
+	wants(t, compared(t, env, "-most", "1", "orders"), 65, "DIFFERENT in more than 1 rows")
+	wants(t, compared(t, env, "nosuch"), 64, "public.orders", "public.items")
+	wants(t, compared(t, env, "orders", "-sample", "2"), 64, "-sample")
 	if v := runVerify(t, env, []int{0, 65, 69}, "orders", "-sample", "0.1"); v.Tables[0].SourceRows == 0 || len(v.differences()) > 3 {
 		t.Errorf("a sample: %+v", v)
 	}
@@ -223,8 +238,8 @@ func TestPgsourceVerify(t *testing.T) {
 		t.Errorf("%v, unsettled %v", v.differences(), v.unsettled())
 	}
 	// What cannot be reached is neither equal nor different.
-	wants(t, runVerb(t, merged(env, map[string]string{"FELDERA_URL": "http://127.0.0.1:1"}), "verify"), 69)
-	wants(t, runVerb(t, merged(env, map[string]string{"PGSOURCE_DSN": "postgres://nobody@127.0.0.1:1/x"}), "verify"), 69)
+	wants(t, compared(t, merged(env, map[string]string{"FELDERA_URL": "http://127.0.0.1:1"})), 69)
+	wants(t, compared(t, merged(env, map[string]string{"PGSOURCE_DSN": "postgres://nobody@127.0.0.1:1/x"})), 69)
 }
 
 // An answer that breaks off, or that is an error inside of a 200, is no
@@ -248,7 +263,7 @@ func TestPgsourceVerifyBrokenAnswers(t *testing.T) {
 	if _, err := sim.Inject(felderasim.Fault{Kind: felderasim.QueryError, Endpoint: "query", Rows: 1, Count: -1}); err != nil {
 		t.Fatal(err)
 	}
-	wants(t, runVerb(t, env, "verify"), 69, "injected fault")
+	wants(t, compared(t, env), 69, "injected fault")
 	sim.ClearFault("")
 }
 
