@@ -208,6 +208,16 @@ func (d *deliverer) waitsFor() uint64 {
 	return 0
 }
 
+// wants gives the position up to which everything must be received before what
+// is sent can be acknowledged: one that is to be waited for, or the end of what
+// belongs in the open transaction.
+func (d *deliverer) wants() uint64 {
+	if d.opened != nil {
+		return d.opened.through
+	}
+	return d.waitsFor()
+}
+
 // open begins a transaction of the pipeline, if none is open, for the
 // transactions up to end. It waits while somebody else's is open. The recorded
 // intent says so before a row of them is sent.

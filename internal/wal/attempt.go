@@ -45,6 +45,9 @@ type attempt struct {
 	ours atomic.Pointer[ourTransaction]
 	// pressed: what was received is to be delivered before any more is read.
 	pressed atomic.Bool
+	// wanted is the position up to which the deliverer must have received before
+	// it acknowledges anything, 0 for none.
+	wanted atomic.Uint64
 
 	// merge brings copied rows and the stream together, chunk is what was read
 	// last.

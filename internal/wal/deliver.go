@@ -222,6 +222,7 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 	defer turn.Stop()
 	for {
 		wait := idleTurn
+		d.a.wanted.Store(d.wants())
 		received := d.a.received()
 		rows := d.cfg.BatchRows
 		if d.a.s.struggle.cautious() {

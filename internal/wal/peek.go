@@ -67,6 +67,9 @@ type peekSession struct {
 	pid int32
 	// busy: an answer is outstanding.
 	busy bool
+	// code is the SQLSTATE with which the server has ended the last call, empty
+	// for none.
+	code string
 }
 
 // openPeek connects; it asks nothing yet.
@@ -118,11 +121,14 @@ func (p *peekSession) run(ctx context.Context, sql string, row func(values [][]b
 		}
 		switch m := msg.(type) {
 		case *pgproto3.DataRow:
+			if len(m.Values) == 0 {
+				return &decode.Refusal{Reason: decode.ReasonMalformed, What: "answer to a query", Why: "a row without values", Expected: "rows"}
+			}
 			if err := row(m.Values); err != nil {
 				return err
 			}
 		case *pgproto3.ErrorResponse:
-			p.busy = false
+			p.busy, p.code = false, m.Code
 			return pgconn.ErrorResponseToPgError(m)
 		case *pgproto3.ReadyForQuery:
 			p.busy = false
@@ -362,7 +368,7 @@ func (p *peekSession) explain(operation string, err error) error {
 		return errSlotInUse
 	case pgErr.Code == "55000" && strings.HasPrefix(pgErr.Message, "cannot advance replication slot to"):
 		return fmt.Errorf("%s: %w", operation, err) // moved by somebody: the next look names it
-	case pgErr.Code == "53400" && strings.Contains(pgErr.Message, "temporary file"):
+	case pgErr.Code == sqlTempFileLimit && strings.Contains(pgErr.Message, "temporary file"):
 		return &decode.Refusal{
 			Reason: decode.ReasonLimit, What: operation, Why: said,
 			Expected: "room for a whole answer in temporary files: a transaction is never split, and the server collects an answer before it sends it",
@@ -388,6 +394,13 @@ type peeker struct {
 	messages int // of all in ahead
 	// more is what is asked for beyond those.
 	more int
+	// narrow: up to this position of the server the answers are kept small, since
+	// a larger one failed; 0 for no such thing. See narrower.
+	narrow uint64
+	// short is how many more messages than counted what is in ahead was in the
+	// last answer: each answer describes a relation anew. It is kept while
+	// answers are small, when a limit that is too high would be too much.
+	short int
 	// complete is the server's position up to which the last answer had
 	// everything, 0 where it was cut off; asked is when that was.
 	complete uint64
@@ -453,7 +466,7 @@ func (k *peeker) turn(work context.Context, p *peekSession) error {
 	if time.Now().Before(k.next) {
 		return nil
 	}
-	if k.messages >= k.more || k.a.queue.held() > k.a.s.cfg.MemoryLimit/2 {
+	if k.enough() {
 		// So much is under way that asking again would mostly repeat it, or more
 		// than that would not fit: the destination comes first. Nothing at the
 		// server waits for us, other than for a stream.
@@ -472,9 +485,41 @@ func (k *peeker) turn(work context.Context, p *peekSession) error {
 	return k.ask(work, p, f)
 }
 
+// enough tells whether to wait for the destination before more is asked for.
+func (k *peeker) enough() bool {
+	if k.a.received() < k.a.wanted.Load() {
+		// The deliverer acknowledges nothing before it has that much: to wait for
+		// it here would be for ever. What memory does not hold ends the connection.
+		return false
+	}
+	return k.messages >= max(k.more, peekChanges) || k.a.queue.held() > k.a.s.cfg.MemoryLimit/2
+}
+
+// narrower makes the next answers smaller after the server has ended a call with
+// an error, and tells whether that is to be tried.
+//
+// The server gives nothing of an answer in which it fails. So what was committed
+// before the transaction that is to blame would never come, that one would be
+// taken for the next behind what was received, and whoever passes over it would
+// pass over the others too. With a limit of one message an answer is one
+// transaction.
+func (k *peeker) narrower(code string, flush uint64) bool {
+	const by = 16
+	const forbidden = "42501" // which is not about what is decoded
+	if k.more == 1 || code == forbidden || !poisonous(code) && code != sqlTempFileLimit {
+		return false
+	}
+	k.more, k.narrow = max(k.more/by, 1), max(k.narrow, flush)
+	return true
+}
+
+// sqlTempFileLimit is the SQLSTATE of an answer that is too large for the
+// server's temporary files, among other limits.
+const sqlTempFileLimit = "53400"
+
 // ask peeks, and admits what the answer has and was not received before.
 func (k *peeker) ask(work context.Context, p *peekSession, f *peekFacts) error {
-	limit := min(k.messages+k.more, math.MaxInt32)
+	limit := min(k.messages+k.short+k.more, math.MaxInt32)
 	began := time.Now()
 	answer := k.a.newAnswer(k.a.received())
 	defer answer.asm.drop()
@@ -488,6 +533,9 @@ func (k *peeker) ask(work context.Context, p *peekSession, f *peekFacts) error {
 		k.messages += t.messages
 	}
 	if err != nil {
+		if k.narrower(p.code, f.flush) {
+			err = fmt.Errorf("%v; the server gives nothing of an answer in which it fails, so it is asked for less from here on: %d messages", err, k.more) //nolint:errorlint // what it means is not known yet
+		}
 		return err
 	}
 	if err := answer.end(); err != nil {
@@ -504,12 +552,14 @@ func (k *peeker) ask(work context.Context, p *peekSession, f *peekFacts) error {
 		// The server has come to the end of its WAL as it was when the call
 		// began, or behind it: everything that was committed before f.flush is
 		// in the answer.
-		k.complete, k.more = f.flush, peekChanges
+		k.complete, k.more, k.narrow, k.short = f.flush, peekChanges, 0, 0
 		k.a.idleAt(f.flush)
+	case k.narrow > k.a.received():
+		k.short = max(0, n-k.messages)
 	case len(answer.received) == 0:
 		k.more = min(2*k.more, math.MaxInt32) // what was known already was more than counted
 	default:
-		k.more = peekChanges
+		k.more, k.narrow, k.short = peekChanges, 0, 0
 	}
 	switch {
 	case n >= limit:
@@ -542,6 +592,9 @@ func (k *peeker) settle() {
 	for n < len(k.ahead) && k.ahead[n].end <= acknowledged {
 		k.messages -= k.ahead[n].messages
 		n++
+	}
+	if n > 0 {
+		k.short = 0 // it may have been of these
 	}
 	k.ahead = append(k.ahead[:0], k.ahead[n:]...)
 }
@@ -674,7 +727,8 @@ type answer struct {
 	// held are descriptions of relations and types in transactions that are
 	// passed over, the last of each. A call describes each relation once, so
 	// what comes after them may rely on them.
-	held []heldMessage
+	held      []heldMessage
+	heldBytes int64
 }
 
 // heldMessage is a message about the relation or type with this OID.
@@ -776,17 +830,33 @@ func (w *answer) describes(msg []byte) error {
 	}
 	if msg[0] == byte(decode.MsgRelation) {
 		w.described[oid] = struct{}{}
+		if len(w.described) > maxHeldMessages {
+			return tooManyDescribed()
+		}
 	}
 	if !w.passing {
 		return w.release()
 	}
 	h := heldMessage{msg[0], oid, slices.Clone(msg)}
-	w.held = slices.DeleteFunc(w.held, func(o heldMessage) bool { return o.kind == h.kind && o.oid == h.oid })
+	if i := slices.IndexFunc(w.held, func(o heldMessage) bool { return o.kind == h.kind && o.oid == h.oid }); i >= 0 {
+		w.heldBytes -= int64(len(w.held[i].msg))
+		w.held = slices.Delete(w.held, i, i+1)
+	}
 	if len(w.held) >= maxHeldMessages {
-		return &decode.Refusal{Reason: decode.ReasonLimit, What: "answer to a peek", Why: fmt.Sprintf("it describes more than %d relations and types", maxHeldMessages)}
+		return tooManyDescribed()
+	}
+	if w.heldBytes += int64(len(h.msg)); w.heldBytes > w.a.s.cfg.MemoryLimit {
+		return &decode.Refusal{
+			Reason: decode.ReasonLimit, What: "answer to a peek", Why: fmt.Sprintf("its descriptions of relations and types take more than %d bytes", w.a.s.cfg.MemoryLimit),
+			Expected: "descriptions within PGSOURCE_MEMORY_LIMIT", Do: "raise PGSOURCE_MEMORY_LIMIT",
+		}
 	}
 	w.held = append(w.held, h)
 	return nil
+}
+
+func tooManyDescribed() error {
+	return &decode.Refusal{Reason: decode.ReasonLimit, What: "answer to a peek", Why: fmt.Sprintf("it describes more than %d relations and types", maxHeldMessages), Expected: "fewer"}
 }
 
 // refersTo sees to it that the relations of a row are known as they were when
@@ -825,7 +895,7 @@ func (w *answer) refersTo(msg []byte) error {
 // release adds what is held to the transaction that is open.
 func (w *answer) release() error {
 	held := w.held
-	w.held = nil
+	w.held, w.heldBytes = nil, 0
 	for _, h := range held {
 		if err := w.add(h.msg); err != nil {
 			return err

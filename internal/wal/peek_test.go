@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -268,6 +270,102 @@ func TestAnswersAgainstAServer(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What an answer describes is held within bounds, whatever the server sends.
+func TestAnswerBoundsDescriptions(t *testing.T) {
+	big := func(oid uint32) []byte { return append(about('R', oid, 1), make([]byte, 1<<16)...) }
+	for name, msg := range map[string]func(i uint32) []byte{
+		"many bytes":     big,
+		"many relations": func(i uint32) []byte { return about('R', i, 1) },
+		"many types":     func(i uint32) []byte { return about('Y', i, 1) },
+	} {
+		w := peekAttempt(t, 200).newAnswer(200)
+		if err := w.take(peekBegin(100)); err != nil {
+			t.Fatal(err)
+		}
+		w.a.s.cfg.MemoryLimit = 1 << 20
+		var err error
+		n := uint32(0)
+		for ; err == nil && n <= maxHeldMessages+1; n++ {
+			err = w.take(msg(n))
+		}
+		var refused *decode.Refusal
+		if !errors.As(err, &refused) || refused.Reason != decode.ReasonLimit {
+			t.Errorf("%s: after %d of them: %v", name, n, err)
+		}
+	}
+	// The same ones again are no more than one each.
+	w := peekAttempt(t, 200).newAnswer(200)
+	if err := w.take(peekBegin(100)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint32(100) {
+		if err := w.take(big(i % 3)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(w.held) != 3 || w.heldBytes != 3*int64(len(big(0))) {
+		t.Errorf("%d held with %d bytes", len(w.held), w.heldBytes)
+	}
+}
+
+// Rows without values, which no server sends, are refused and nothing worse.
+func TestPeekRefusesRowsWithoutValues(t *testing.T) {
+	client, server := net.Pipe()
+	defer client.Close()
+	p := &peekSession{wire: wire{conn: client, frontend: boundedFrontend(client, client)}, s: testSource(t, noStore{}), stall: time.Minute}
+	var said sync.WaitGroup
+	said.Go(func() {
+		defer server.Close()
+		_, _ = server.Read(make([]byte, 1<<16))
+		_, _ = server.Write([]byte{'D', 0, 0, 0, 6, 0, 0})
+	})
+	_, err := p.begin(t.Context(), true)
+	said.Wait()
+	var refused *decode.Refusal
+	if !errors.As(err, &refused) || refused.Reason != decode.ReasonMalformed {
+		t.Errorf("%v", err)
+	}
+}
+
+// A server that fails within an answer is asked for less, down to a single
+// transaction, and for as much as before once it is past the place.
+func TestPeekerAsksForLess(t *testing.T) {
+	k := newPeeker(peekAttempt(t, 100))
+	for _, code := range []string{"", "55006", "57014", "08006", "53100", "42501"} {
+		if k.narrower(code, 500) {
+			t.Errorf("for %q", code)
+		}
+	}
+	var asked []int
+	for k.narrower("22021", 500) {
+		asked = append(asked, k.more)
+	}
+	if fmt.Sprint(asked) != "[3125 195 12 1]" || k.narrow != 500 {
+		t.Errorf("asked for %v, up to %d", asked, k.narrow)
+	}
+	if k.more = 2; !k.narrower(sqlTempFileLimit, 400) || k.more != 1 || k.narrow != 500 {
+		t.Errorf("asked for %d, up to %d", k.more, k.narrow)
+	}
+}
+
+// What the deliverer waits for is read, however much is on its way: it would
+// wait for ever.
+func TestPeekerReadsWhatIsWaitedFor(t *testing.T) {
+	k := newPeeker(peekAttempt(t, 100))
+	if k.enough() {
+		t.Error("enough of nothing")
+	}
+	if k.messages = peekChanges; !k.enough() {
+		t.Error("not enough, with so much on its way")
+	}
+	if k.a.wanted.Store(101); k.enough() {
+		t.Error("enough, and the deliverer waits for more")
+	}
+	if k.a.wanted.Store(100); !k.enough() {
+		t.Error("not enough, with what it waited for received")
+	}
 }
 
 // The pauses: none while more is known to wait, short ones after something

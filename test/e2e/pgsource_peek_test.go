@@ -486,3 +486,63 @@ func TestPgsourcePeekFollowsAPromotion(t *testing.T) {
 		t.Errorf("%d records were sent, want each once", n)
 	}
 }
+
+// After a kill, what may have been sent before is sent again as one, when all of
+// it is received. That may be more than one answer has.
+func TestPgsourcePeekReplaysMoreThanAnAnswer(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_TRANSPORT": "peek", "PGSOURCE_BATCH_ROWS": "100000", "PGSOURCE_BATCH_BYTES": "32MiB",
+	}))
+	waitHealthy(t, d)
+	sim.HoldCompletion()
+	const many = 50_100
+	execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders SELECT i, 'c', i, true FROM generate_series(1, %d) i`, many))
+	waitSim(t, sim, "the first one is accepted", func(v felderasim.View) bool { return v.Counters().Records >= many })
+	execSQL(t, pg, `INSERT INTO orders VALUES (100001, 'behind', 1, true)`)
+	// No more is asked for before something is acknowledged, but for a replay.
+	d.Kill()
+	sim.ReleaseCompletion()
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+}
+
+// A transaction that the server cannot give holds up none that was committed
+// before it, and is named by what is before it: an answer with both fails whole.
+func TestPgsourcePeekFindsWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	pg, sim := harness.NeedPostgres(t, harness.PostgresOptions{}), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'`)
+	raw := session(t, pg, "raw")
+	execOn(t, raw, sourceTables)
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_TRANSPORT": "peek", "PGSOURCE_DSN": pg.DSNFor("postgres", "", "raw", pg.Addr()),
+	}))
+	waitHealthy(t, d)
+	stopClean(t, d)
+	for i := range 20 {
+		execOn(t, raw, fmt.Sprintf(`INSERT INTO orders VALUES (%d, 'süß', 1, true)`, i+1))
+	}
+	good := currentLSN(t, pg)
+	execOn(t, raw, `INSERT INTO orders VALUES (100, convert_from('\xff'::bytea, 'SQL_ASCII'), 1, true)`)
+	execOn(t, raw, `INSERT INTO orders VALUES (101, 'behind', 1, true)`)
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	said := awaitEnd(t, d, 65)
+	for _, part := range []string{"LSN behind ", "22021", "5 times in a row at the same position"} {
+		if !strings.Contains(said, part) {
+			t.Errorf("it does not say %q:\n%s", part, said)
+		}
+	}
+	if got := len(rows(sim, "orders", "id")); got != 20 {
+		t.Errorf("%d orders are delivered, want the 20 before it", got)
+	}
+	if got := confirmed(t, pg); got < good-128 || got > currentLSN(t, pg) {
+		t.Errorf("confirmed %d, the readable ones end at %d", got, good)
+	}
+}
