@@ -534,7 +534,7 @@ func TestPgsourcePeekFindsWhatCannotBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := awaitEnd(t, d, 65)
-	for _, part := range []string{"LSN behind ", "22021", "5 times in a row at the same position"} {
+	for _, part := range []string{"LSN behind ", "22021", "SQL_ASCII"} {
 		if !strings.Contains(said, part) {
 			t.Errorf("it does not say %q:\n%s", part, said)
 		}
