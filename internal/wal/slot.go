@@ -179,7 +179,13 @@ func (s *Source) createSlot(ctx context.Context, conn *pgx.Conn) (*slotState, er
 	if err != nil {
 		return nil, err
 	}
-	s.log.WarnContext(ctx, "slot created: changes committed before it are not part of the stream", "slot", s.cfg.Slot, "lsn", decode.FormatLSN(slot.confirmed))
+	existing := "copied beside it"
+	if s.cfg.Snapshot == SnapshotNever {
+		existing = "not copied: PGSOURCE_SNAPSHOT is never"
+	} else if !s.wantsCopy(true, true) {
+		existing = "not copied: no state is kept in which a copy could go on; set PGSOURCE_STATE before the first start"
+	}
+	s.log.WarnContext(ctx, "slot created: changes committed before it are not part of the stream", "slot", s.cfg.Slot, "lsn", decode.FormatLSN(slot.confirmed), "existing_rows", existing)
 	return slot, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
 	"holdfast/test/harness"
 )
 
@@ -78,4 +79,29 @@ func TestSnapshotOfExistingRows(t *testing.T) {
 	if after := sim.Counters(); after.Records-before.Records > 1000 {
 		t.Errorf("a restart copied again: %+v", after)
 	}
+}
+
+// A state that was reset counts its tables as loaded; one run with "only" copies
+// them all the same, though no slot is made.
+func TestSnapshotLoadsAgain(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	execSQL(t, pg, fmt.Sprintf(manyOrders, 500))
+	execSQL(t, pg, `INSERT INTO items VALUES (1, 2, 'x')`)
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"FELDERA_REQUEST_LIFETIME": "2s", "FELDERA_REQUEST_TIMEOUT": "2s"})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	awaitCopies(t, env, 2)
+	stopClean(t, d)
+	sim.Crash(core.KeepNothing)
+	waitSim(t, sim, "the pipeline is empty", func(v felderasim.View) bool { return v.Count("orders") == 0 })
+
+	says(t, runPgsource(t, env, "state", "reset", "-yes"), 0)
+	says(t, runPgsource(t, merged(env, map[string]string{"PGSOURCE_SNAPSHOT": "only"})), 0)
+	assertEqualTables(t, pg, sim)
+	d = startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO items VALUES (2, 2, 'y')`)
+	waitSim(t, sim, "the row behind the restart", func(v felderasim.View) bool { return v.Count("items") == 2 })
+	stopClean(t, d)
 }
