@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
 )
 
 // CopyKind says what rows are read from the source for.
@@ -278,6 +279,11 @@ func (s *Source) plannedTables(was *snapshotState, r *ready) (next *snapshotStat
 // copy.
 func (s *Source) checkCopies(ctx context.Context, conn *pgx.Conn, r *ready, st *snapshotState, wanted []Table) (empty map[tableName]bool, err error) {
 	tables := slices.Clone(wanted)
+	// A table that has lost its key since: its resync is refused where it goes on,
+	// and takes nobody else down.
+	st.Jobs = slices.DeleteFunc(st.Jobs, func(j copyJob) bool {
+		return j.Kind != CopySnapshot && refuseKeyless(string(j.Kind), r.tables[j.table()], j.table()) != nil
+	})
 	for i := range st.Jobs {
 		tables = append(tables, Table{Schema: st.Jobs[i].Schema, Name: st.Jobs[i].Name})
 	}
@@ -351,23 +357,39 @@ func (s *Source) checkCopy(ctx context.Context, conn *pgx.Conn, r *ready, name t
 	refuse := func(why, expected, do string) error {
 		return &decode.Refusal{Reason: decode.ReasonSetup, What: "snapshot", Where: "source table " + name.String(), Why: why, Expected: expected, Do: do}
 	}
-	switch target := r.tables[name]; {
-	case standby:
+	if standby {
 		return refuse("the server is a standby, whose snapshots do not tell which transactions they see", "the primary while existing rows are copied",
 			"read from the primary until the copy is done; or set PGSOURCE_SNAPSHOT=never")
-	case !target.HasKey():
-		return refuse(fmt.Sprintf("the Feldera table %s has no PRIMARY KEY, so its existing rows cannot be copied beside the stream: a row that both bring would count twice", target.Spelling()),
-			"a PRIMARY KEY in Feldera for every table that is copied", "declare it; or load the rows by other means and set PGSOURCE_SNAPSHOT=never")
 	}
-	switch identity, err := r.tables[name].Identity(); {
+	if err := refuseKeyless(string(CopySnapshot), r.tables[name], name); err != nil {
+		return err
+	}
+	_, _, err := chunkOrder(ctx, conn, r.shapes[name])
+	return err
+}
+
+// refuseKeyless refuses a copy into a table in which the stream does not find
+// the rows that it brings.
+func refuseKeyless(what string, target *feldera.Table, name tableName) error {
+	refuse := func(why, expected, do string) error {
+		return &decode.Refusal{Reason: decode.ReasonSetup, What: what, Where: "source table " + name.String(), Why: why, Expected: expected, Do: do}
+	}
+	otherwise := "load the rows by other means and set PGSOURCE_SNAPSHOT=never"
+	if what != string(CopySnapshot) {
+		otherwise = "load the rows by other means and say pgsource state accept -yes"
+	}
+	if !target.HasKey() {
+		return refuse(fmt.Sprintf("the Feldera table %s has no PRIMARY KEY, so its existing rows cannot be copied beside the stream: a row that both bring would count twice", target.Spelling()),
+			"a PRIMARY KEY in Feldera for every table that is copied", "declare it; or "+otherwise)
+	}
+	switch identity, err := target.Identity(); {
 	case err != nil:
 		return err
 	case identity:
 		return refuse("the Feldera table identifies rows by where each one stood in the WAL, and rows that were there before have no such place",
-			"a PRIMARY KEY of the source's own in Feldera for every table that is copied", "load the rows by other means and set PGSOURCE_SNAPSHOT=never")
+			"a PRIMARY KEY of the source's own in Feldera for every table that is copied", otherwise)
 	}
-	_, _, err := chunkOrder(ctx, conn, r.shapes[name])
-	return err
+	return nil
 }
 
 // nextXID gives the number of the next transaction: every one that has begun

@@ -123,7 +123,7 @@ func newResyncMetrics(reg prometheus.Registerer) *resyncMetrics {
 const (
 	// resyncTurn is how often requests are looked for.
 	resyncTurn = 2 * time.Second
-	// refusedTurn is how long a resync after a loss waits that was refused.
+	// refusedTurn is how long resyncs wait where a refusal could not be noted.
 	refusedTurn = time.Minute
 )
 
@@ -131,7 +131,7 @@ const (
 func (s *Source) resyncs(ctx context.Context) {
 	turn := time.NewTicker(resyncTurn)
 	defer turn.Stop()
-	var notBefore time.Time // after a refusal
+	var notBefore time.Time // after a refusal that was not noted
 	for {
 		if s.streams.Load() {
 			if err := s.takeRequests(ctx); err != nil && ctx.Err() == nil {
@@ -208,8 +208,9 @@ func (s *Source) mapped(schema, name string) (Table, error) {
 	}
 }
 
-// soleFor refuses what takes away rows from a table that somebody else feeds
-// too. Where nobody records that, nobody knows.
+// soleFor refuses what puts rows right, and takes some away, in a table without
+// a key of the source's own, and in one that somebody else feeds too. Where
+// nobody records that, nobody knows.
 func (s *Source) soleFor(ctx context.Context, t Table, what string) error {
 	schema, err := s.cfg.Pipeline.Describe(ctx)
 	if err != nil {
@@ -217,6 +218,9 @@ func (s *Source) soleFor(ctx context.Context, t Table, what string) error {
 	}
 	target, err := schema.Table(t.Target)
 	if err != nil {
+		return err
+	}
+	if err := refuseKeyless(what, target, tableName{t.Schema, t.Name}); err != nil {
 		return err
 	}
 	st, err := s.LoadedState(ctx)
@@ -344,7 +348,8 @@ func (s *Source) resyncAfterLoss(ctx context.Context, st *State, at *AtRisk) err
 	return nil
 }
 
-// workOnResync brings the first resync to its end; false after a refusal.
+// workOnResync brings resyncs to their end, one after the other; false where a
+// refusal could not be noted.
 func (s *Source) workOnResync(ctx context.Context) bool {
 	for ctx.Err() == nil && s.streams.Load() {
 		r, err := s.nextResync(ctx)
@@ -358,8 +363,10 @@ func (s *Source) workOnResync(ctx context.Context) bool {
 			s.cfg.Metrics.resync.ended.WithLabelValues(r.Cause, "done").Inc()
 			continue
 		case errors.As(err, &refused):
-			s.refuseResync(ctx, r, refused)
-			return false
+			if !s.refuseResync(ctx, r, refused) {
+				return false
+			}
+			continue // the others do not wait for it
 		case ctx.Err() == nil:
 			s.log.WarnContext(ctx, "a resync is interrupted, and goes on", "table", r.table().String(), "stage", r.stage(), "err", err)
 			s.cfg.Metrics.retries.WithLabelValues("resync").Inc()
@@ -369,9 +376,9 @@ func (s *Source) workOnResync(ctx context.Context) bool {
 	return true
 }
 
-// refuseResync gives a resync up that cannot be made. After a loss the notice
-// goes on saying that it is needed.
-func (s *Source) refuseResync(ctx context.Context, r *resyncState, why *decode.Refusal) {
+// refuseResync gives a resync up that cannot be made; false where the state
+// could not be told. After a loss the notice goes on saying that it is needed.
+func (s *Source) refuseResync(ctx context.Context, r *resyncState, why *decode.Refusal) bool {
 	s.cfg.Metrics.resync.ended.WithLabelValues(r.Cause, "refused").Inc()
 	s.log.ErrorContext(ctx, "a table is not resynced", "table", r.table().String(), "err", why)
 	s.cfg.Report(Status{Check: CheckResync, Blocking: r.Cause == causeLoss, Works: true, Message: fmt.Sprintf("table %s is not resynced: %v", r.table(), why), Hint: why.Do})
@@ -380,9 +387,11 @@ func (s *Source) refuseResync(ctx context.Context, r *resyncState, why *decode.R
 		s.refusedResyncs = append(s.refusedResyncs, r.table()) // until the next start
 		s.refusedMu.Unlock()
 	}
-	if err := s.updateResync(ctx, r.ID, nil); err != nil && ctx.Err() == nil {
+	err := s.updateResync(ctx, r.ID, nil)
+	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, "a resync that is refused could not be taken out of the state", "err", err)
 	}
+	return err == nil
 }
 
 // unhealable gives the tables whose resync after a loss was refused.

@@ -26,6 +26,7 @@ var runs = map[string]func(t *testing.T, w *world, b block){
 	"docs/operations.md: pgsource skip 16/B374D848":                                                                                                    skipTransaction,
 	"docs/operations.md: pgsource feldera-transaction show":                                                                                            endTransaction,
 	"docs/operations.md: pgsource verify":                                                                                                              verifyTables,
+	"docs/operations.md: pgsource resync public.orders":                                                                                                verifyTables,
 	"docs/operations.md: kafkasink offsets reset -to 1043 orders:3":                                                                                    resetOffsets,
 	"docs/operations.md: make replay":                                                                                                                  makeTargets,
 	"docs/operations.md: export PGSOURCE_DSN='postgres://holdfast:…@db:5432/shop' PGSOURCE_TABLES='public.orders,public.items'":                        replayOwn,
@@ -98,6 +99,7 @@ func skipTransaction(t *testing.T, w *world, b block) {
 	t.Helper()
 	dir := t.TempDir()
 	env := w.settings(t, filepath.Join(dir, "state.json"))
+	env["PGSOURCE_SNAPSHOT"] = "never" // a copy would find the bad row too, in the table
 	w.anew(t)
 	first := w.start(t, dir, "pgsource", env)
 	first.ready(w.listen["pgsource"])

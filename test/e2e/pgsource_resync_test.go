@@ -236,3 +236,26 @@ func TestPgsourceResyncRefuses(t *testing.T) {
 	}
 	waitHealthy(t, d)
 }
+
+// After a loss, a table without a key in Feldera cannot be resynced: it stays
+// shown, the others are resynced, and neither that nor a restart ends pgsource.
+func TestPgsourceResyncLeavesKeylessTablesOut(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{SQL: program + "CREATE TABLE log (id BIGINT, what VARCHAR) WITH ('materialized' = 'true');"})
+	execSQL(t, pg, `CREATE TABLE log (id int8 PRIMARY KEY, what text); ALTER TABLE log REPLICA IDENTITY FULL`)
+	env := merged(resyncEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "public.orders,public.log"})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'here', 1, true); INSERT INTO log VALUES (1, 'there')`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	sim.Crash(core.KeepNothing)
+	shown := func(status int, body string) bool {
+		return status == 503 && strings.Contains(body, "log") && (strings.Contains(body, "needs resync") || strings.Contains(body, "not resynced")) && sim.Count("orders") == 1
+	}
+	health(t, d, "the loss of the keyless table is shown, the other one is healed", shown)
+	stop(t, d)
+	d = startPgsource(t, env)
+	health(t, d, "still shown after a restart", shown)
+	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'here', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+}
