@@ -38,12 +38,17 @@ func startFailover(t *testing.T) *failover {
 	return f
 }
 
-// promote ends the primary and puts the standby in its place.
-func (f *failover) promote(t *testing.T, mode harness.StopMode) {
+// promote ends the primary in order and puts the standby in its place.
+func (f *failover) promote(t *testing.T) {
 	t.Helper()
-	if err := f.pg.Stop(mode); err != nil {
+	if err := f.pg.Stop(harness.Fast); err != nil {
 		t.Fatal(err)
 	}
+	f.switchOver(t)
+}
+
+func (f *failover) switchOver(t *testing.T) {
+	t.Helper()
 	if err := f.standby.Promote(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +67,17 @@ func (f *failover) loseStandby(t *testing.T) {
 	}
 }
 
-func (f *failover) startStandby(t *testing.T) {
+// failOver promotes the standby that missed something. The primary ends first:
+// a standby that starts beside it catches up before it is promoted.
+func (f *failover) failOver(t *testing.T) {
 	t.Helper()
+	if err := f.pg.Stop(harness.Immediate); err != nil {
+		t.Fatal(err)
+	}
 	if err := f.standby.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	f.switchOver(t)
 }
 
 // A standby that has everything is promoted under a running pgsource: it goes
@@ -81,7 +92,7 @@ func TestPgsourceFollowsAPromotion(t *testing.T) {
 		t.Fatal(err)
 	}
 	records := f.sim.Counters().Records
-	f.promote(t, harness.Fast)
+	f.promote(t)
 	execSQL(t, f.standby, `INSERT INTO orders VALUES (3, 'on the new primary', 1, true)`)
 	awaitConfirmed(t, f.standby, currentLSN(t, f.standby))
 	assertEqualTables(t, f.standby, f.sim)
@@ -109,8 +120,7 @@ func TestPgsourceRefusesAPromotionThatLostRows(t *testing.T) {
 	f.loseStandby(t)
 	execSQL(t, f.pg, `INSERT INTO orders VALUES (2, 'lost with the primary', 1, true)`)
 	awaitConfirmed(t, f.pg, currentLSN(t, f.pg))
-	f.startStandby(t)
-	f.promote(t, harness.Immediate)
+	f.failOver(t)
 	execSQL(t, f.standby, `INSERT INTO orders SELECT i, 'on the new primary', 1, true FROM generate_series(3, 500) i`)
 	for range 2 {
 		said := awaitEnd(t, f.d, 65)
@@ -143,8 +153,7 @@ func TestPgsourceSaysWhatAPromotionMayHaveLost(t *testing.T) {
 	f.sim.HoldCompletion()
 	execSQL(t, f.pg, `INSERT INTO orders VALUES (2, 'lost with the primary', 1, true)`)
 	waitSim(t, f.sim, "the row is in the pipeline", func(v felderasim.View) bool { return v.Counters().Records >= 2 })
-	f.startStandby(t)
-	f.promote(t, harness.Immediate)
+	f.failOver(t)
 	health(t, f.d, "it is shown", func(status int, body string) bool {
 		return status == 503 && strings.Contains(body, "may have been sent before that it never had") && strings.Contains(body, `"phase":"streaming"`)
 	})
@@ -176,8 +185,7 @@ func TestPgsourceEndsTheTransactionOfALostTimeline(t *testing.T) {
 	})
 	f.d.Kill()
 	lost := currentLSN(t, f.pg)
-	f.startStandby(t)
-	f.promote(t, harness.Immediate)
+	f.failOver(t)
 	f.sim.ReleaseIngest("items")
 	f.sim.ReleaseCompletion()
 	if err := f.d.Restart(nil); err != nil {
