@@ -466,7 +466,7 @@ func TestPgsourcePeekFollowsAPromotion(t *testing.T) {
 	if err := f.standby.AwaitReplayed(t.Context(), currentLSN(t, f.pg)); err != nil {
 		t.Fatal(err)
 	}
-	f.promote(t, harness.Fast)
+	f.promote(t)
 	execSQL(t, f.standby, `INSERT INTO orders VALUES (3, 'on the new primary', 1, true)`)
 	if said := awaitEnd(t, f.d, 65); !strings.Contains(said, "may not read where the timeline before it ended") || !strings.Contains(said, "PGSOURCE_TRANSPORT=stream") {
 		t.Errorf("it says:\n%s", said)
