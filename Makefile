@@ -10,7 +10,7 @@ CACHE := $(or $(HOLDFAST_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast)
 TOOLS := $(CACHE)/tools-$(shell { go env GOVERSION; cat tools/go.mod; } 2>/dev/null | sha256sum | cut -c1-12)
 
 # A result from a cache is no test that ran.
-GO_TEST := go test -count=1 -timeout 30m
+GO_TEST := go test -count=1 -timeout 45m
 # How long "make fuzz" gives to each fuzz target.
 FUZZTIME ?= 10s
 # Where "make dist" puts the binaries, and for which architectures it makes them.
