@@ -188,7 +188,8 @@ type Redriven struct {
 //
 // Two redrives at once would repeat each other's records: one that finds that
 // somebody else has committed since ends with a *decode.Refusal before it
-// writes more.
+// writes more. A commit that comes late moves the offset back, and what was put
+// back since is put back once more; nothing is left out.
 func (a *Admin) Redrive(ctx context.Context, topics []string, most int, dry bool, see func(d DeadLetter, left string)) (Redriven, error) {
 	var out Redriven
 	group := a.cfg.Group + redriveGroup
