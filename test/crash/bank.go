@@ -94,7 +94,7 @@ type bankOracle struct {
 	states        int
 	torn, regress []string
 	double        []string
-	// excuse: why a state may be torn for now, "" for no reason. That is what
+	// excuse: why a state may be torn at the moment, "" for no reason. That is what
 	// the pipeline does by itself to what it holds when it comes back.
 	excuse   string
 	expected map[string]int
