@@ -519,6 +519,7 @@ func (a *attempt) admit(tx *transaction, walEnd uint64) error {
 	}
 	tx.ticket = ticket
 	a.noteTruncations(tx)
+	a.ready.noteTruncates(tx)
 	a.s.cfg.Metrics.slot.lag.committed(tx.end, tx.commitTime)
 	if len(tx.spilled) > 0 {
 		a.s.cfg.Metrics.spilled.Inc()
@@ -698,5 +699,8 @@ func (a *attempt) verify(ctx context.Context, conn *pgx.Conn) error {
 	if err := a.s.sameSlot(slot); err != nil {
 		return err
 	}
-	return a.s.checkUnchanged(ctx, conn, a.ready)
+	a.mu.Lock()
+	received := a.ledger.Last()
+	a.mu.Unlock()
+	return a.s.checkUnchanged(ctx, conn, a.ready, received)
 }

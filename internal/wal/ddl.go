@@ -319,11 +319,11 @@ func describeTable(ctx context.Context, conn *pgx.Conn, publication string, t Ta
 	if d.Unique, err = readUnique(ctx, conn, rel); err != nil {
 		return nil, err
 	}
-	parts, err := readTree(ctx, conn, rel.ID)
-	if err != nil {
-		return nil, err
+	found, err := readTree(ctx, conn, rel.ID)
+	if err != nil || found == nil {
+		return d, err
 	}
-	if refused, ok := errors.AsType[*decode.Refusal](checkIdentities(rel.ID, parts)); ok && d.Unusable == "" {
+	if refused, ok := errors.AsType[*decode.Refusal](checkIdentities(rel.ID, found.parts)); ok && d.Unusable == "" {
 		d.Unusable = refused.Where + ": " + refused.Why + "; " + refused.Do
 	}
 	return d, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -36,44 +37,106 @@ type partition struct {
 	made bool
 }
 
+// treeLook is one look at what is below a table.
+type treeLook struct {
+	parts map[uint32]partition
+	// view is what it sees, end the end of the last record in the WAL, which lies
+	// behind the commit of all that it sees. A standby has no view.
+	view *view
+	end  uint64
+}
+
 // tree is what is known of one partitioned table. A table that is not
 // partitioned has none.
 type tree struct {
 	mu    sync.Mutex
 	parts map[uint32]partition
+	// view is of the look from which parts is, nil on a standby.
+	view *view
+	// emptied are leaves that were found emptied, with the position at which the
+	// stream must have brought the TRUNCATE of the root, if there was one.
+	emptied map[uint32]uint64
+	// truncates are the transactions that truncated the root, as far as the stream
+	// has brought them: the last ones, in order of their commits.
+	truncates []uint32
+}
+
+// maxTruncates bounds what is kept of a root's TRUNCATEs: those of more than two
+// looks. Of more, the older ones are seen by the last look.
+const maxTruncates = 64
+
+// noteTruncate takes a transaction that truncates the root. It is called before
+// the position of its commit counts as received.
+func (t *tree) noteTruncate(xid uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.truncates) == maxTruncates {
+		t.truncates = slices.Delete(t.truncates, 0, 1)
+	}
+	t.truncates = append(t.truncates, xid)
+}
+
+// noteTruncates tells the trees of their roots' TRUNCATEs.
+func (r *ready) noteTruncates(tx *transaction) {
+	if len(tx.truncated) == 0 {
+		return
+	}
+	for name, t := range r.trees {
+		if tx.truncated[r.oids[name]] > 0 {
+			t.noteTruncate(tx.xid)
+		}
+	}
 }
 
 // readTree reads what is below a table; nil for one that is not partitioned.
 // File and statistics come from one row of the catalogue, as of one moment:
 // pg_relation_filenode would look at a later one, where VACUUM FULL has just
 // put another file beside statistics that this query does not see yet.
-func readTree(ctx context.Context, conn *pgx.Conn, root uint32) (map[uint32]partition, error) {
+// The view is that of the query, and the position is asked for while it runs.
+func readTree(ctx context.Context, conn *pgx.Conn, root uint32) (*treeLook, error) {
 	rows, err := conn.Query(ctx, `
 		SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), t.isleaf, c.relreplident::text,
 		       coalesce((SELECT string_agg(a.attname, ',' ORDER BY a.attname) FROM pg_index i
 		         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[]) WHERE i.indrelid = c.oid AND i.indisreplident), ''),
 		       c.relfilenode, c.reltuples < 0,
-		       coalesce((SELECT h.xmin = a.xmin FROM pg_inherits h, pg_attribute a WHERE h.inhrelid = c.oid AND a.attrelid = c.oid AND a.attnum = -1), true)
+		       coalesce((SELECT h.xmin = a.xmin FROM pg_inherits h, pg_attribute a WHERE h.inhrelid = c.oid AND a.attrelid = c.oid AND a.attnum = -1), true),
+		       CASE WHEN pg_is_in_recovery() THEN '' ELSE pg_current_snapshot()::text END,
+		       CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn()::text END,
+		       current_setting('wal_block_size')::int8, pg_size_bytes(current_setting('wal_segment_size'))
 		FROM pg_partition_tree($1::oid) t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace`, root)
 	if err != nil {
 		return nil, classify("look up partitions", err)
 	}
-	parts := make(map[uint32]partition)
+	found := &treeLook{parts: make(map[uint32]partition)}
 	partitioned := false
+	var seen, at string
+	var block, segment uint64
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p partition, err error) {
-		return p, row.Scan(&p.oid, &p.name, &p.leaf, &p.identity, &p.key, &p.filenode, &p.emptied, &p.made)
+		return p, row.Scan(&p.oid, &p.name, &p.leaf, &p.identity, &p.key, &p.filenode, &p.emptied, &p.made, &seen, &at, &block, &segment)
 	})
 	if err != nil {
 		return nil, classify("look up partitions", err)
 	}
 	for _, p := range list {
 		partitioned = partitioned || p.oid != root || !p.leaf
-		parts[p.oid] = p
+		found.parts[p.oid] = p
 	}
 	if !partitioned {
 		return nil, nil //nolint:nilnil // no tree is an answer
 	}
-	return parts, nil
+	if seen == "" {
+		return found, nil
+	}
+	v, err := parseView(seen)
+	if err != nil {
+		return nil, err
+	}
+	var end LSN
+	if err := end.UnmarshalText([]byte(at)); err != nil {
+		return nil, fmt.Errorf("read the server's position: %w", err)
+	}
+	found.view, found.end = &v, withoutHeader(uint64(end), block, segment)
+	return found, nil
 }
 
 // checkIdentities refuses partitions whose replica identity is another than
@@ -107,8 +170,8 @@ func identityName(p partition) string {
 
 // checkPartitions looks at one mapped table before streaming.
 func (s *Source) checkPartitions(ctx context.Context, conn *pgx.Conn, r *ready, rel *decode.Relation) error {
-	parts, err := readTree(ctx, conn, rel.ID)
-	if err != nil || parts == nil {
+	found, err := readTree(ctx, conn, rel.ID)
+	if err != nil || found == nil {
 		return err
 	}
 	var viaRoot bool
@@ -126,35 +189,32 @@ func (s *Source) checkPartitions(ctx context.Context, conn *pgx.Conn, r *ready, 
 				quoteIdentifier(s.cfg.Publication)),
 		}
 	}
-	if err := checkIdentities(rel.ID, parts); err != nil {
+	if err := checkIdentities(rel.ID, found.parts); err != nil {
 		return err
 	}
 	if r.trees == nil {
 		r.trees = make(map[tableName]*tree)
 	}
-	r.trees[nameOf(rel)] = &tree{parts: parts}
+	r.trees[nameOf(rel)] = &tree{parts: found.parts, view: found.view}
 	return nil
 }
 
 // partitionsUnchanged looks whether partitions came and went in a way that
 // changed the table's rows without a word in the stream. What was found is the
-// new state, so that each change is said once.
-func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name tableName, root uint32, t *tree) error {
+// new state, so that each change is said once. received is how far the stream
+// had come before.
+func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name tableName, root uint32, t *tree, received uint64) error {
 	now, err := readTree(ctx, conn, root)
 	if err != nil {
 		return err
 	}
 	if now == nil {
-		now = map[uint32]partition{}
+		now = &treeLook{parts: map[uint32]partition{}}
 	}
-	t.mu.Lock()
-	was := t.parts
-	t.parts = now
-	t.mu.Unlock()
-	if err := checkIdentities(root, now); err != nil {
+	what := t.take(now, received)
+	if err := checkIdentities(root, now.parts); err != nil {
 		return asGap(err)
 	}
-	what := partitionChanges(was, now)
 	if len(what) == 0 {
 		return nil
 	}
@@ -171,11 +231,15 @@ func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name t
 	}
 }
 
-// partitionChanges tells what changed the table's rows without the stream.
-func partitionChanges(was, now map[uint32]partition) (what []string) {
-	var left, emptied int
-	for oid, old := range was {
-		p, still := now[oid]
+// take makes a look the new state, and tells what changed the table's rows
+// without the stream since the one before.
+func (t *tree) take(now *treeLook, received uint64) (what []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var emptied []partition
+	left := 0
+	for oid, old := range t.parts {
+		p, still := now.parts[oid]
 		switch {
 		case !old.leaf:
 		case !still:
@@ -183,22 +247,27 @@ func partitionChanges(was, now map[uint32]partition) (what []string) {
 		default:
 			left++
 			if p.filenode != old.filenode && p.emptied {
-				emptied++
+				emptied = append(emptied, p)
 			}
 		}
 	}
-	// All at once is a TRUNCATE of the root, which the stream carries.
-	if emptied > 0 && emptied < left {
-		for oid, old := range was {
-			if p, still := now[oid]; still && p.leaf && p.filenode != old.filenode && p.emptied {
-				what = append(what, fmt.Sprintf("partition %s was truncated or rewritten by itself, which the stream does not tell", p.name))
-			}
-		}
-	}
-	for oid, p := range now {
-		if _, had := was[oid]; !had && !p.made {
+	for oid, p := range now.parts {
+		if _, had := t.parts[oid]; !had && !p.made {
 			what = append(what, fmt.Sprintf("%s was attached, and rows that were in it before are not part of the stream", p.name))
 		}
+	}
+	alone, waits := t.alone(emptied, left, now, received)
+	for _, p := range alone {
+		what = append(what, fmt.Sprintf("partition %s was truncated or rewritten by itself, which the stream does not tell", p.name))
+	}
+	parts := maps.Clone(now.parts)
+	for oid := range waits {
+		parts[oid] = t.parts[oid] // found again at the next look
+	}
+	t.parts, t.emptied = parts, waits
+	if len(waits) == 0 {
+		t.view = now.view
+		t.truncates = slices.DeleteFunc(t.truncates, func(xid uint32) bool { return t.view != nil && t.view.sees(t.view.widen(xid)) })
 	}
 	slices.Sort(what)
 	const most = 20
@@ -206,6 +275,42 @@ func partitionChanges(was, now map[uint32]partition) (what []string) {
 		what = append(what[:most], fmt.Sprintf("and %d more", len(what)-most))
 	}
 	return what
+}
+
+// alone tells which of the leaves that were emptied were not emptied by a
+// TRUNCATE of the root, and for which that is not known yet:
+//
+//	TRUNCATE commits → the catalogue shows it → the stream has brought all up to
+//	a position that was asked for after that → a TRUNCATE of the root, by a
+//	transaction that the look before did not see, was in it or there was none
+//
+// A leaf that was truncated alone besides is not told from it.
+func (t *tree) alone(emptied []partition, left int, now *treeLook, received uint64) (alone []partition, waits map[uint32]uint64) {
+	if t.view == nil || now.view == nil {
+		// A standby. All at once is taken for a TRUNCATE of the root.
+		if len(emptied) == left {
+			return nil, nil
+		}
+		return emptied, nil
+	}
+	if slices.ContainsFunc(t.truncates, func(xid uint32) bool { return !t.view.sees(t.view.widen(xid)) }) {
+		return nil, nil
+	}
+	for _, p := range emptied {
+		at, known := t.emptied[p.oid]
+		if !known {
+			at = now.end
+		}
+		if received >= at {
+			alone = append(alone, p)
+			continue
+		}
+		if waits == nil {
+			waits = make(map[uint32]uint64)
+		}
+		waits[p.oid] = at
+	}
+	return alone, waits
 }
 
 // checkUnique refuses, under REPLICA IDENTITY FULL, a Feldera key over columns

@@ -301,7 +301,8 @@ func (s *Source) checkHidden(ctx context.Context, conn *pgx.Conn, rel *decode.Re
 // checkUnchanged looks whether the source is still what prepare found: the
 // same tables, and a publication of exactly these. What changes while we
 // stream makes the server leave out rows, and its positions pass over them.
-func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) error {
+// received is how far the stream had come before.
+func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, received uint64) error {
 	if err := s.withoutCreating().ensurePublication(ctx, conn); err != nil {
 		return asGap(err)
 	}
@@ -320,7 +321,7 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) e
 			}
 		}
 		if t := r.trees[name]; t != nil {
-			if err := s.partitionsUnchanged(ctx, conn, name, oid, t); err != nil {
+			if err := s.partitionsUnchanged(ctx, conn, name, oid, t, received); err != nil {
 				return err
 			}
 		}

@@ -29,11 +29,12 @@ func (a *attempt) watch(work context.Context) {
 			a.walEnd = max(a.walEnd, slot.current)
 			a.s.cfg.Metrics.slot.lag.reached(slot.current)
 			a.setPositions()
+			received := a.ledger.Last()
 			a.mu.Unlock()
 			if err := a.s.noticeTables(ctx, conn); err != nil {
 				return err
 			}
-			return a.s.checkUnchanged(ctx, conn, a.ready)
+			return a.s.checkUnchanged(ctx, conn, a.ready, received)
 		})
 		var refused *decode.Refusal
 		if errors.As(err, &refused) && refused.Reason == decode.ReasonGap && work.Err() == nil {

@@ -1,8 +1,9 @@
 // Command bench measures both daemons on this machine, each beside the plainest
-// program that reads the same data: pgsource beside pg_recvlogical, which drains
-// a slot into /dev/null, and kafkasink beside a bare franz-go consumer. Reference
-// and subject take turns over the same backlog, so that the paired ratio means
-// something where the absolute figures are only this machine's.
+// program that reads the same data: pgsource, by either of its transports, beside
+// pg_recvlogical, which drains a slot into /dev/null, and kafkasink beside a bare
+// franz-go consumer. Reference and subjects take turns over the same backlog, so
+// that the paired ratio means something where the absolute figures are only this
+// machine's.
 //
 // It promises that a subject's time ends when the source itself, asked from
 // outside, holds everything as acknowledged, and that the destination then has

@@ -40,7 +40,7 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 		Unit:     "rows", Count: transactions * o.transaction,
 		Notes: []string{
 			"Each run drains a fresh copy of the same slot. pg_recvlogical writes to /dev/null and ends at the last LSN; pgsource ends when the",
-			"server's confirmed_flush_lsn has passed it. Both times include the start of the process. paired: median of t(pg_recvlogical)/t(program).",
+			"server's confirmed_flush_lsn has passed it; once by the replication protocol and once by plain SQL. All times include the start of the process. paired: median of t(pg_recvlogical)/t(program).",
 		},
 	}
 	program, err := harness.Build(ctx, "./cmd/pgsource", harness.BuildOptions{})
@@ -71,23 +71,14 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 	defer func() { err = errors.Join(err, b.conn.Close(context.WithoutCancel(ctx))) }()
 	progress("%s: %d rows are behind slot %s", b.pg.Version, s.Count, baseSlot)
 
+	pgsource := func(name string, settings ...string) func(context.Context, string) (result, error) {
+		return func(ctx context.Context, slot string) (result, error) { return b.pgsource(ctx, feldera, name, program, slot, s.Count, settings) }
+	}
 	for round := range o.rounds {
 		for _, run := range []func(context.Context, string) (result, error){
 			b.recvlogical,
-			func(ctx context.Context, slot string) (result, error) {
-				env := []string{
-					"PGSOURCE_DSN=" + b.dsn, "PGSOURCE_TABLES=public.orders", "PGSOURCE_PUBLICATION=" + publication,
-					"PGSOURCE_SLOT=" + slot, "PGSOURCE_LISTEN=127.0.0.1:0", "PGSOURCE_STATE=file:" + filepath.Join(b.pg.Dir(), slot+".json"),
-				}
-				// A slot without a state may have had another reader, whose requests
-				// a first start would wait for.
-				begin := exec.CommandContext(ctx, program, "state", "reset", "-yes")
-				begin.Env = append(slices.Clone(env), "FELDERA_URL="+feldera.url, "FELDERA_PIPELINE="+pipeline)
-				if out, err := begin.CombinedOutput(); err != nil {
-					return result{}, fmt.Errorf("begin the state: %w: %s", err, out)
-				}
-				return feldera.subject(ctx, "pgsource", program, env, s.Count, func(ctx context.Context) (bool, error) { return b.confirmed(ctx, slot) })
-			},
+			pgsource("pgsource"),
+			pgsource("pgsource, peek", "PGSOURCE_TRANSPORT=peek"),
 		} {
 			r, err := b.onCopy(ctx, "bench_run_"+strconv.Itoa(len(s.Runs)), run)
 			if err != nil {
@@ -170,6 +161,22 @@ func (b *pgBench) recvlogical(ctx context.Context, slot string) (result, error) 
 	}
 	used, err := c.used()
 	return result{Program: name, Seconds: took.Seconds(), usage: used}, err
+}
+
+// pgsource is one run of the subject, with settings of its own.
+func (b *pgBench) pgsource(ctx context.Context, feldera *nullFeldera, name, program, slot string, count int, settings []string) (result, error) {
+	env := append([]string{
+		"PGSOURCE_DSN=" + b.dsn, "PGSOURCE_TABLES=public.orders", "PGSOURCE_PUBLICATION=" + publication,
+		"PGSOURCE_SLOT=" + slot, "PGSOURCE_LISTEN=127.0.0.1:0", "PGSOURCE_STATE=file:" + filepath.Join(b.pg.Dir(), slot+".json"),
+	}, settings...)
+	// A slot without a state may have had another reader, whose requests a first
+	// start would wait for.
+	begin := exec.CommandContext(ctx, program, "state", "reset", "-yes")
+	begin.Env = append(slices.Clone(env), "FELDERA_URL="+feldera.url, "FELDERA_PIPELINE="+pipeline)
+	if out, err := begin.CombinedOutput(); err != nil {
+		return result{}, fmt.Errorf("begin the state: %w: %s", err, out)
+	}
+	return feldera.subject(ctx, name, program, env, count, func(ctx context.Context) (bool, error) { return b.confirmed(ctx, slot) })
 }
 
 // confirmed tells whether the server holds the whole backlog as acknowledged.

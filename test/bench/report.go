@@ -17,13 +17,13 @@ type report struct {
 	Series      []series  `json:"series"`
 }
 
-// series is one reference and one subject that took turns over the same data.
+// series is one reference and its subjects, which took turns over the same data.
 type series struct {
 	Workload string    `json:"workload"`
 	Unit     string    `json:"unit"`  // of Count: rows or records
 	Count    int       `json:"count"` // that each run carries
 	Notes    []string  `json:"notes"`
-	Runs     []result  `json:"runs"` // reference, subject, reference, …
+	Runs     []result  `json:"runs"` // round by round, the reference first
 	Summary  []summary `json:"summary"`
 }
 
