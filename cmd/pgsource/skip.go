@@ -4,7 +4,11 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"holdfast/internal/ops"
 	"holdfast/internal/wal"
@@ -32,8 +36,8 @@ func skipVerb() ops.Verb {
 				path = fmt.Sprintf("skipped-%X-%X.jsonl", uint64(end)>>32, uint64(end)&0xFFFFFFFF)
 			}
 			return lookingFor(ctx, call, skipTimeout, func(ctx context.Context, source *wal.Source) error {
-				done, rows, err := source.Skip(ctx, end, path, func(r *wal.RefusedTransaction) error {
-					if err := write(call.Stdout, fmt.Sprintf("%s\nIts changes will be missing from the pipeline for good.\n", r.Why)); err != nil {
+				done, changed, err := source.Skip(ctx, end, path, func(r *wal.RefusedTransaction) error {
+					if err := write(call.Stdout, fmt.Sprintf("%s\nIts changes will be missing from the pipeline, but for those that the pipeline is said to have already.\n", r.Why)); err != nil {
 						return err
 					}
 					if !yes {
@@ -44,8 +48,32 @@ func skipVerb() ops.Verb {
 				if err != nil {
 					return err
 				}
-				return write(call.Stdout, fmt.Sprintf("transaction %d with %d changes was written to %s; the next start of pgsource passes over it.\n", done.XID, rows, done.File))
+				return write(call.Stdout, skipText(done, changed))
 			})
 		},
 	}
+}
+
+// skipText says what is left out, and how its tables are put right. The source
+// has the transaction's rows: what a resync brings is what the source has by
+// then, also where a part of the transaction was in the pipeline already.
+func skipText(done *wal.SkippedTransaction, changed map[string]int) string {
+	names := slices.Sorted(maps.Keys(changed))
+	total := 0
+	var tables, verb strings.Builder
+	for i, name := range names {
+		total += changed[name]
+		if i > 0 {
+			tables.WriteString(", ")
+		}
+		fmt.Fprintf(&tables, "%s: %d", name, changed[name])
+		verb.WriteByte(' ')
+		if strings.ContainsFunc(name, func(r rune) bool { return r != '.' && r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+			name = "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+		}
+		verb.WriteString(name)
+	}
+	return fmt.Sprintf("transaction %d with %d changes (%s) was written to %s; the next start of pgsource passes over it.\n"+
+		"To bring its tables to what the source has, once that is something Feldera takes: start pgsource, then run: pgsource resync%s\n",
+		done.XID, total, tables.String(), done.File, verb.String())
 }

@@ -140,7 +140,7 @@ func describeSlot(s *wal.Slot) string {
 
 func dropSlot(ctx context.Context, call ops.Call, source *wal.Source, yes bool) error {
 	err := source.DropSlot(ctx, func(s *wal.Slot) error {
-		lost := fmt.Sprintf("slot %q stands at %s. Without it the server forgets every change after that, %s of WAL until now, and %s of WAL are freed. A new slot starts at its own creation, so the tables must then be loaded again.\n",
+		lost := fmt.Sprintf("slot %q stands at %s. Without it the server forgets every change after that, %s of WAL until now, and %s of WAL are freed. A new slot starts at its own creation, so the tables must then be brought to what the source has: pgsource state reset -yes, start, pgsource resync -all.\n",
 			s.Name, s.Confirmed, wal.BytesText(s.BehindBytes), wal.BytesText(s.RetainedBytes))
 		if err := write(call.Stdout, lost); err != nil {
 			return err

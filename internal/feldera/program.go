@@ -810,7 +810,7 @@ func (c *Client) changeProgram(ctx context.Context, before *PipelineInfo, genera
 				Reason: decode.ReasonSetup, What: "change of the pipeline's program", Where: c.where(),
 				Why:      fmt.Sprintf("the pipeline is %s, and a program can be changed only while it is stopped; an open-source pipeline loses all rows when it is stopped", before.Deployment),
 				Expected: "a stopped pipeline, or the word to restart it",
-				Do:       "repeat it with -restart, and load the tables again afterwards where the build makes no checkpoint",
+				Do:       "repeat it with -restart; where the build makes no checkpoint, pgsource then resyncs its tables by itself, and what others feed has to be loaded again",
 			}
 		}
 		if err := c.stopPipeline(ctx, opts.Say); err != nil {
@@ -854,7 +854,7 @@ func (c *Client) stopPipeline(ctx context.Context, say func(string)) error {
 	say("stopping the pipeline")
 	err := c.command(ctx, "stop the pipeline", call{method: http.MethodPost, path: "/stop?force=false"})
 	if e, ok := errors.AsType[*Error](err); ok && (e.Code == codeEnterprise || e.Code == codeUnsupported) {
-		say("this pipeline makes no checkpoint: what it holds is lost with the stop, and its tables must be loaded again")
+		say("this pipeline makes no checkpoint: what it holds is lost with the stop; pgsource resyncs its tables by itself, and what others feed has to be loaded again")
 		err = c.command(ctx, "stop the pipeline", call{method: http.MethodPost, path: "/stop?force=true"})
 	}
 	if err != nil {

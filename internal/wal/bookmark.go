@@ -291,7 +291,7 @@ func refuseState(where string, cause error) error {
 	return &decode.Refusal{
 		Reason: decode.ReasonMalformed, What: "state", Where: where, Why: strings.TrimPrefix(cause.Error(), errStateUnreadable.Error()+": "),
 		Expected: "what pgsource wrote last: without it nobody can tell whether the slot was moved meanwhile",
-		Do:       "restore it from a copy; or compare the tables with the source and run: pgsource state reset -yes, which goes on from the slot's present position",
+		Do:       "restore it from a copy; or go on from the slot's present position: " + wayBack,
 		Err:      errStateUnreadable,
 	}
 }

@@ -317,17 +317,17 @@ func classify(operation string, err error) error {
 	case "22021":
 		r.Expected = "text in the encoding that the database says it has: one with SQL_ASCII takes any bytes, and the server cannot send those as UTF-8"
 		r.Do = "mend the rows at the source, which helps later changes; what is in the WAL already can only be passed over: " +
-			"SELECT pg_replication_slot_advance to behind the transaction, load what it changed, then run: pgsource state reset -yes"
+			"SELECT pg_replication_slot_advance to behind the transaction, then " + wayBack
 	case "42501":
 		r.Expected, r.Do = "a role with REPLICATION that may do this", "grant what is missing, or let an owner create the publication and the slot beforehand"
 	case "42704":
 		if strings.HasPrefix(pgErr.Message, "replication slot ") {
 			r.Reason, r.Expected = decode.ReasonGap, "the slot that holds the WAL since the last acknowledged position"
-			r.Do = "find out who dropped it; a new slot starts at its own creation, so the tables must be loaded again"
+			r.Do = "find out who dropped it; a new slot starts at its own creation: make it, then " + wayBack
 			break
 		}
 		r.Expected = "the publication to exist at every position of the slot"
-		r.Do = "a publication that is made after the slot does not help the slot's earlier changes: drop the slot, make the publication, make the slot again and load the tables"
+		r.Do = "a publication that is made after the slot does not help the slot's earlier changes: drop the slot, make the publication, make the slot again, then " + wayBack
 	case "53400":
 		if strings.Contains(pgErr.Message, "temporary file") {
 			r.Reason, r.Expected, r.Do = decode.ReasonLimit, "room for it in temporary files of the server", "raise temp_file_limit, or work_mem, for this role"
@@ -343,14 +343,14 @@ func classify(operation string, err error) error {
 			if pgErr.Detail != "" {
 				r.Why += "; " + pgErr.Detail
 			}
-			r.Do = "load the tables again with a new slot; raise max_slot_wal_keep_size"
+			r.Do = "make the slot anew, then " + wayBack + "; raise max_slot_wal_keep_size"
 		case strings.Contains(pgErr.Detail, "being synchronized") || strings.Contains(pgErr.Detail, "being synced"):
 			r.Expected, r.Do = "a slot of the server's own", "this standby only mirrors the slot: use the primary, or promote this server"
 		default:
 			r.Do = "look at the slot in pg_replication_slots (wal_status, plugin, database)"
 		}
 	case "58P01":
-		r.Reason, r.Do = decode.ReasonGap, "the server has removed WAL that the slot needs: load the tables again with a new slot"
+		r.Reason, r.Do = decode.ReasonGap, "the server has removed WAL that the slot needs: make the slot anew, then " + wayBack
 	default:
 		// Syntax, names, types, features, encodings: what was asked cannot be
 		// done, now or later.

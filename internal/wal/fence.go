@@ -183,7 +183,7 @@ func (st *State) sameCluster(now identity, where string) error {
 	return &decode.Refusal{
 		Reason: decode.ReasonGap, What: "state", Where: where, Why: why,
 		Expected: "the cluster and database in which the slot was read before; a dump that was restored and an upgraded server are other clusters, whose positions mean something else",
-		Do:       "correct PGSOURCE_DSN or PGSOURCE_STATE; or, when the move was meant, load the tables again, make publication and slot there and run: pgsource state reset -yes",
+		Do:       "correct PGSOURCE_DSN or PGSOURCE_STATE; or, when the move was meant, make publication and slot there, then " + wayBack,
 	}
 }
 
@@ -197,7 +197,7 @@ func (w *witness) promoted(ctx context.Context, st *State, now uint32) (LSN, err
 		return &decode.Refusal{
 			Reason: decode.ReasonGap, What: "server", Where: "timeline " + strconv.FormatUint(uint64(now), 10), Why: why,
 			Expected: "a server that has everything up to the bookmark",
-			Do:       "compare the tables with this server's and mend what differs, see that the slot is there, then run: pgsource state reset -yes; let promotions wait for the slot (synchronized_standby_slots) to avoid this",
+			Do:       "see that the slot is there, then " + wayBack + "; let promotions wait for the slot (synchronized_standby_slots) to avoid this",
 		}
 	}
 	if now < st.Timeline {

@@ -143,8 +143,14 @@ func (s *Source) showNotices(check, prefix string, list []Notice) {
 	if more := len(list) - 1; more > 0 {
 		message += fmt.Sprintf("; and %d earlier ones, see: pgsource state show", more)
 	}
-	hint := "compare the tables with the source; if they differ, empty the tables and load them again, then "
-	if _, none := s.cfg.State.(noStore); none {
+	_, none := s.cfg.State.(noStore)
+	hint := "compare the tables with the source (pgsource verify); if they differ, "
+	if check == CheckState && !none {
+		hint += "run: pgsource resync -all; then "
+	} else {
+		hint += "empty them and load them by other means; then "
+	}
+	if none {
 		hint += "restart pgsource to clear this"
 	} else {
 		hint += "stop pgsource, run: pgsource state accept -yes, and start it again to clear this"
@@ -203,6 +209,6 @@ func (s *Source) stopOnLoss(st *State) error {
 	return &decode.Refusal{
 		Reason: decode.ReasonGap, What: "pipeline", Where: "tables " + listTables(at), Why: why.describe(),
 		Expected: "a pipeline that keeps what it has completed, since PGSOURCE_ON_DESTINATION_LOSS is stop",
-		Do:       "compare the tables with the source; if they differ, empty the tables and load them again; then run: pgsource state accept -yes; or set PGSOURCE_ON_DESTINATION_LOSS=heal",
+		Do:       "set PGSOURCE_ON_DESTINATION_LOSS=heal for a start, which resyncs the tables; or compare them with the source (pgsource verify), and where nothing differs run: pgsource state accept -yes",
 	}
 }

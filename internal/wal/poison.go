@@ -120,7 +120,7 @@ func (g *struggle) streamFailed(at uint64, err error) error {
 		Why:      fmt.Sprintf("the server cannot send it: %s (SQLSTATE %s), %d times in a row at the same position", pgErr.Message, pgErr.Code, n),
 		Expected: "a transaction that the server can decode; a value above half a gigabyte, for one, is stored and can never be sent",
 		Do: "look in the server's log, and upgrade it if the error is its own; what cannot be decoded can only be passed over: " +
-			"SELECT pg_replication_slot_advance to behind the transaction, load what it changed, then run: pgsource state reset -yes",
+			"SELECT pg_replication_slot_advance to behind the transaction, then " + wayBack,
 	}
 }
 

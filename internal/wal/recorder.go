@@ -283,7 +283,7 @@ func (d *deliverer) heed(work context.Context, dec *feldera.Decision, st *State,
 		return &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "progress table", Where: fmt.Sprintf("table %s, source %s/%s", d.cfg.ProgressTable, d.a.ready.identity.system, d.cfg.Slot),
 			Why: reason, Expected: "the epoch that this pgsource has claimed last, since a slot has one pgsource and one state",
-			Do: "stop the other one; where its state was lost or replaced by an older copy, compare the tables with the source, then run: pgsource state reset -yes",
+			Do: "stop the other one; where its state was lost or replaced by an older copy, " + wayBack,
 		}
 	case feldera.ProgressLost:
 		s.log.ErrorContext(work, "the pipeline lost acknowledged transactions", "reason", reason)

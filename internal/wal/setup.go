@@ -317,7 +317,7 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, r
 			return &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(), Why: "it was dropped, renamed or made anew while pgsource was streaming",
 				Expected: "the table that it started with",
-				Do:       "changes made to the new table before it is published are lost to the stream: see that the publication has it, load it again, and restart",
+				Do:       "changes made to the new table before it is published are lost to the stream: see that the publication has it, start pgsource, then run: pgsource resync " + name.schema + "." + name.name,
 			}
 		}
 		if t := r.trees[name]; t != nil {
@@ -576,7 +576,7 @@ func (s *Source) notMoved(confirmed uint64) error {
 		Why: fmt.Sprintf("it stands at %s, and pgsource has told it no more than %s: somebody advanced it or made it anew, and the changes between (%d bytes of WAL) are lost to the stream",
 			decode.FormatLSN(confirmed), decode.FormatLSN(told), confirmed-told),
 		Expected: "a slot that only this pgsource moves",
-		Do:       "find out who did it, load the tables again, " + s.startOver(),
+		Do:       "find out who did it; then " + s.startOver(),
 	}
 }
 
@@ -588,17 +588,21 @@ func (s *Source) slotDropped() error {
 		Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
 		Why:      "it was dropped, or this server was promoted without it: every change after " + told + " is lost to the stream",
 		Expected: "the slot that holds the WAL since the last acknowledged position " + told,
-		Do: fmt.Sprintf("find out who dropped it; run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); load the tables again, %s",
+		Do: fmt.Sprintf("find out who dropped it; run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); then %s",
 			quoteLiteral(s.cfg.Slot), s.startOver()),
 	}
 }
 
-// startOver says how to go on from the slot's present position.
+// wayBack says how to go on from the slot's present position, and to bring the
+// tables to what the source has.
+const wayBack = "run: pgsource state reset -yes, start pgsource, then run: pgsource resync -all"
+
+// startOver is wayBack for this source, which may keep no state.
 func (s *Source) startOver() string {
 	if _, none := s.cfg.State.(noStore); none {
-		return "and restart"
+		return "load the tables again by other means (pgsource resync does it where PGSOURCE_STATE keeps a state), and restart"
 	}
-	return "then run: pgsource state reset -yes, and start pgsource"
+	return wayBack
 }
 
 // CheckTables is a preflight: every source table fits its Feldera table.

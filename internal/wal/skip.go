@@ -127,12 +127,13 @@ func (s *Source) skipping(ctx context.Context) (uint64, error) {
 // written to a new file at path. sure is told what it is and has to agree. Only
 // the transaction that stopped the daemon last can be marked, and only while
 // no daemon runs or it stands blocked.
-func (s *Source) Skip(ctx context.Context, end LSN, path string, sure func(*RefusedTransaction) error) (done *SkippedTransaction, rows int, err error) {
+// changed has the number of changes of each table in it, by its full name.
+func (s *Source) Skip(ctx context.Context, end LSN, path string, sure func(*RefusedTransaction) error) (done *SkippedTransaction, changed map[string]int, err error) {
 	if _, none := s.cfg.State.(noStore); none {
-		return nil, 0, errNoState()
+		return nil, nil, errNoState()
 	}
 	if err := s.cfg.State.Acquire(ctx); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	defer func() {
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveTimeout)
@@ -141,7 +142,7 @@ func (s *Source) Skip(ctx context.Context, end LSN, path string, sure func(*Refu
 	}()
 	st, err := s.cfg.State.Load(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	refuse := func(why, do string) error {
 		return &decode.Refusal{
@@ -151,24 +152,24 @@ func (s *Source) Skip(ctx context.Context, end LSN, path string, sure func(*Refu
 	}
 	switch {
 	case st == nil:
-		return nil, 0, refuse("the state holds nothing, so no transaction has stopped this pgsource", "start pgsource first")
+		return nil, nil, refuse("the state holds nothing, so no transaction has stopped this pgsource", "start pgsource first")
 	case st.Refused == nil:
-		return nil, 0, refuse("no transaction has stopped this pgsource", "look at what did: pgsource state show")
+		return nil, nil, refuse("no transaction has stopped this pgsource", "look at what did: pgsource state show")
 	case st.Refused.End != end:
-		return nil, 0, refuse(fmt.Sprintf("it is another one that stopped pgsource: %s, at LSN %s", st.Refused.Why, st.Refused.End),
+		return nil, nil, refuse(fmt.Sprintf("it is another one that stopped pgsource: %s, at LSN %s", st.Refused.Why, st.Refused.End),
 			"run: pgsource skip "+st.Refused.End.String())
 	case st.Skip != nil && st.Skip.End == end:
-		return nil, 0, refuse(fmt.Sprintf("it is marked already, and was written to %s", st.Skip.File), "start pgsource")
+		return nil, nil, refuse(fmt.Sprintf("it is marked already, and was written to %s", st.Skip.File), "start pgsource")
 	}
 	if err := s.ownState(st); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	if err := sure(st.Refused); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
-	rows, err = s.writeDeadLetter(ctx, st, path)
+	changed, err = s.writeDeadLetter(ctx, st, path)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -179,17 +180,17 @@ func (s *Source) Skip(ctx context.Context, end LSN, path string, sure func(*Refu
 	next.Sequence++
 	next.Saved, next.Writer = time.Now().UTC(), thisProcess()
 	if err := s.cfg.State.Save(ctx, next); err != nil {
-		return nil, 0, fmt.Errorf("mark the transaction in the state, after it was written to %s: %w", path, err)
+		return nil, nil, fmt.Errorf("mark the transaction in the state, after it was written to %s: %w", path, err)
 	}
-	return next.Skip, rows, nil
+	return next.Skip, changed, nil
 }
 
 // writeDeadLetter writes the refused transaction to a new file and makes it
 // durable. On any failure there is no file.
-func (s *Source) writeDeadLetter(ctx context.Context, st *State, path string) (rows int, err error) {
+func (s *Source) writeDeadLetter(ctx context.Context, st *State, path string) (changed map[string]int, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // the operator names the file
 	if err != nil {
-		return 0, fmt.Errorf("make the file for the transaction: %w", err)
+		return nil, fmt.Errorf("make the file for the transaction: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -218,7 +219,7 @@ func (s *Source) writeDeadLetter(ctx context.Context, st *State, path string) (r
 	if err == nil {
 		err = syncFolder(filepath.Dir(path))
 	}
-	return letter.rows, err
+	return letter.changed, err
 }
 
 // syncFolder makes a new name in a folder durable.
@@ -275,6 +276,7 @@ type deadLetter struct {
 	state   *State
 	found   bool
 	rows    int
+	changed map[string]int // rows by the table's full name, unquoted
 }
 
 func (l *deadLetter) take(xid uint32, msg []byte) error {
@@ -300,7 +302,7 @@ func (l *deadLetter) take(xid uint32, msg []byte) error {
 }
 
 func (l *deadLetter) begin(xid uint32) error {
-	l.rows = 0
+	l.rows, l.changed = 0, make(map[string]int)
 	return l.line(map[string]any{
 		"kind": "transaction", "slot": l.state.Slot, "system_identifier": l.state.System, "timeline": l.state.Timeline,
 		"database": l.state.Database, "xid": xid, "end_lsn": l.refused.End, "refused": l.refused.Why,
@@ -330,10 +332,12 @@ func (l *deadLetter) message(msg []byte, m *decode.Message, decodeErr error) err
 		var names []string
 		for _, rel := range m.Truncated {
 			names = append(names, rel.String())
+			l.changed[rel.String()]++
 		}
 		line["kind"], line["tables"] = "truncate", names
 	case m.Kind == decode.MsgInsert, m.Kind == decode.MsgUpdate, m.Kind == decode.MsgDelete:
 		line["kind"], line["table"] = m.Change.Op.String(), m.Change.Relation.String()
+		l.changed[m.Change.Relation.String()]++
 		for name, row := range map[string][]decode.Value{"before": m.Change.Before, "after": m.Change.After} {
 			if row != nil {
 				line[name] = rowOf(m.Change.Relation, row)

@@ -139,7 +139,7 @@ func (st *slotState) usable(name string) error {
 		// Prepared transactions would arrive at PREPARE, in messages that come
 		// with two_phase only, and be held or doubled.
 		return refused(decode.ReasonSetup, "its two_phase is on: it delivers prepared transactions before they are committed",
-			fmt.Sprintf("if nothing else uses it, and the tables can be loaded again: SELECT pg_drop_replication_slot(%s), then make it anew without two_phase; or set PGSOURCE_SLOT to another name", quoteLiteral(name)))
+			fmt.Sprintf("if nothing else uses it: SELECT pg_drop_replication_slot(%s), make it anew without two_phase, then %s; or set PGSOURCE_SLOT to another name", quoteLiteral(name), wayBack))
 	case st.lost():
 		words, ok := invalidations[st.invalidation]
 		if !ok {
@@ -148,8 +148,8 @@ func (st *slotState) usable(name string) error {
 		}
 		return refused(decode.ReasonGap,
 			fmt.Sprintf("it is lost: %s; every change after %s, %s of WAL until now, is lost to it", words.why, decode.FormatLSN(st.confirmed), BytesText(st.behind())),
-			fmt.Sprintf("load the tables again with a new slot: SELECT pg_drop_replication_slot(%s); SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); to keep it from happening again, %s",
-				quoteLiteral(name), quoteLiteral(name), words.do))
+			fmt.Sprintf("make it anew: SELECT pg_drop_replication_slot(%s); SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); then %s; to keep it from happening again, %s",
+				quoteLiteral(name), quoteLiteral(name), wayBack, words.do))
 	case st.synced && !st.failover:
 		return refused(decode.ReasonSetup, "it is a mirror of the primary's slot", "read from the primary, or promote this server")
 	}
@@ -211,8 +211,8 @@ func (s *Source) orphanedPublication() error {
 		Reason: decode.ReasonGap, What: "slot", Where: s.cfg.Slot,
 		Why:      "the publication is there and the slot is not: it was dropped, or this server was promoted without it",
 		Expected: "the slot that an earlier start made; a new one does not have what was committed before it",
-		Do: fmt.Sprintf("load the tables again and then run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); at a first start with a publication of your own, run it as well",
-			quoteLiteral(s.cfg.Slot)),
+		Do: fmt.Sprintf("run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); at a first start with a publication of your own that is all; else %s",
+			quoteLiteral(s.cfg.Slot), s.startOver()),
 	}
 }
 

@@ -68,7 +68,7 @@ func (s *Source) slotFits(ctx context.Context, st *State) error {
 }
 
 func (s *Source) pipelineFits(ctx context.Context, st *State) error {
-	do := "compare the tables with the source; if they differ, empty the tables and load them again; then run: pgsource state accept -yes"
+	do := "start pgsource, which resyncs the tables at risk (PGSOURCE_ON_DESTINATION_LOSS=heal); or compare them (pgsource verify), and where nothing differs run: pgsource state accept -yes"
 	if len(st.Notices) > 0 {
 		return &decode.Refusal{
 			Reason: decode.ReasonGap, What: "state", Where: s.cfg.State.Where(), Why: fmt.Sprintf("it has %d notices of a possible difference between source and pipeline", len(st.Notices)),
@@ -131,7 +131,7 @@ func (s *Source) ResetState(ctx context.Context) (*Reset, error) {
 		return nil, &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "slot", Where: s.cfg.Slot, Why: "the server has none of this name, so there is no position to go on from",
 			Expected: "the slot that pgsource is to read",
-			Do:       fmt.Sprintf("run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); then load the tables, then reset the state", quoteLiteral(s.cfg.Slot)),
+			Do:       fmt.Sprintf("run: SELECT pg_create_logical_replication_slot(%s, 'pgoutput'); then %s", quoteLiteral(s.cfg.Slot), wayBack),
 		}
 	}
 	if err := slot.usable(s.cfg.Slot); err != nil {

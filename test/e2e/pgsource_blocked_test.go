@@ -155,6 +155,13 @@ func TestPgsourceRefusedInsideATransaction(t *testing.T) {
 					t.Errorf("a refused row is there: %v", row)
 				}
 			}
+			// What is in of it, and what is not, is put right by a resync once the
+			// row is mended.
+			execSQL(t, pg, `UPDATE items SET sku = 'good' WHERE sku = 'evil'`)
+			wants(t, runVerb(t, env, "resync", "public.items", "public.orders"), 0)
+			awaitResyncs(t, d, "asked", 2)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			assertEqualTables(t, pg, sim)
 		})
 	}
 }

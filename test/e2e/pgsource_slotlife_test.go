@@ -60,7 +60,7 @@ func TestPgsourceSlotIsLost(t *testing.T) {
 	writeWAL(t, pg, 4)
 	execSQL(t, pg, `CHECKPOINT`)
 	health(t, d, "the slot is lost", func(status int, body string) bool {
-		return status == 503 && strings.Contains(body, "lost") && strings.Contains(body, "load the tables again")
+		return status == 503 && strings.Contains(body, "lost") && strings.Contains(body, "pgsource resync -all")
 	})
 	if lost, err := d.Metric(t.Context(), "pgsource_slot_status", map[string]string{"status": "lost"}); err != nil || lost != 1 {
 		harness.Await(t, patience, "the metric says that it is lost", func(ctx context.Context) (any, bool) {

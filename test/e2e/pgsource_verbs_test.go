@@ -80,7 +80,7 @@ func TestPgsourceSkip(t *testing.T) {
 	wants(t, runVerb(t, env, "skip"), 64)
 	wants(t, runVerb(t, env, "skip", "-yes", "nonsense"), 64)
 	wants(t, runVerb(t, env, "skip", "-yes", "-to", letter, "0/1"), 65, "another one", end)
-	wants(t, runVerb(t, env, "skip", "-to", letter, end), 64, "missing from the pipeline for good", "nothing was done", "NaN")
+	wants(t, runVerb(t, env, "skip", "-to", letter, end), 64, "missing from the pipeline", "nothing was done", "NaN")
 	wants(t, runVerb(t, merged(env, map[string]string{"PGSOURCE_STATE": "none"}), "skip", "-yes", "-to", letter, end), 65, "none is kept")
 	wants(t, runVerb(t, env, "skip", "-yes", "-to", filepath.Join(dir, "nosuch", "letter"), end), 1, "no such file")
 	if _, err := os.Stat(letter); err == nil {
@@ -94,7 +94,7 @@ func TestPgsourceSkip(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := confirmed(t, pg)
-	wants(t, runVerb(t, env, "skip", "-yes", "-to", letter, end), 0, "with 2 changes", letter)
+	wants(t, runVerb(t, env, "skip", "-yes", "-to", letter, end), 0, "with 2 changes (public.items: 1, public.orders: 1)", letter, "pgsource resync public.items public.orders")
 	if after := confirmed(t, pg); after != before {
 		t.Errorf("skip moved the slot from %d to %d", before, after)
 	}
