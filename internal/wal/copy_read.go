@@ -403,7 +403,7 @@ func (c *chunkReader) describe(ctx context.Context, ch *chunk) error {
 
 func (c *chunkReader) makePlan(ctx context.Context, job *copyJob) (*readPlan, error) {
 	s, p := c.a.s, &readPlan{table: job.table()}
-	rel, err := catalogueRelation(ctx, c.conn, Table{Schema: job.Schema, Name: job.Name})
+	rel, err := catalogueRelation(ctx, c.conn, s.cfg.Publication, Table{Schema: job.Schema, Name: job.Name})
 	if err != nil {
 		return nil, err
 	}

@@ -288,7 +288,7 @@ func DescribeTables(ctx context.Context, cfg DDLConfig) ([]feldera.TableDef, err
 
 func describeTable(ctx context.Context, conn *pgx.Conn, publication string, t Table) (*feldera.TableDef, error) {
 	rel := &decode.Relation{Schema: t.Schema, Name: t.Name}
-	if _, err := catalogueRelation(ctx, conn, t); err != nil {
+	if _, err := catalogueRelation(ctx, conn, publication, t); err != nil {
 		return nil, err // it is no table
 	}
 	var identity string

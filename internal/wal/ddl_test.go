@@ -224,7 +224,7 @@ func TestJudge(t *testing.T) {
 // What a table's name ends a line with does not begin a statement.
 func TestCommentsStayOnTheirLine(t *testing.T) {
 	for _, evil := range []string{"a\nDROP TABLE x", "a\r\nDROP TABLE x", "a\x00", "a\u0085b", "a\u2028b"} {
-		got := sqlComment(refusedWrites([]string{quoteIdentifier("public") + "." + quoteIdentifier(evil)}))
+		got := sqlComment(refusedWrites([]unidentified{{name: quoteIdentifier("public") + "." + quoteIdentifier(evil)}}))
 		if line, ok := strings.CutSuffix(got, "\n"); !ok || !strings.HasPrefix(line, "-- ") || strings.ContainsAny(line, "\n\r\x00\u0085\u2028") {
 			t.Errorf("%q", got)
 		}

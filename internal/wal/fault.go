@@ -350,7 +350,7 @@ func classify(operation string, err error) error {
 			r.Do = "look at the slot in pg_replication_slots (wal_status, plugin, database)"
 		}
 	case "58P01":
-		r.Reason, r.Do = decode.ReasonGap, "the server has removed WAL that the slot needs: make the slot anew, then " + wayBack
+		r.Reason, r.Do = decode.ReasonGap, "the server has removed WAL that the slot needs: make the slot anew, then "+wayBack
 	default:
 		// Syntax, names, types, features, encodings: what was asked cannot be
 		// done, now or later.

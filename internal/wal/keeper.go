@@ -82,7 +82,7 @@ func (s *Source) ownState(st *State) error {
 			Reason: decode.ReasonSetup, What: "state", Where: s.cfg.State.Where(),
 			Why:      fmt.Sprintf("it is about %s %q, and this pgsource reads %q", what, has, want),
 			Expected: "the state of this slot and publication",
-			Do: "correct " + setting + " or PGSOURCE_STATE; to go on with this state under the new name, " + wayBack,
+			Do:       "correct " + setting + " or PGSOURCE_STATE; to go on with this state under the new name, " + wayBack,
 		}
 	}
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -78,25 +79,57 @@ func checkIdentity(rel *decode.Relation, target *feldera.Table) error {
 	return nil
 }
 
-// withoutIdentity names those of the tables whose rows nothing identifies in
-// the stream. Postgres refuses every UPDATE and DELETE of such a table from the
-// moment in which a publication of updates and deletes has it, and does so to
-// whoever writes it. Tables that do not exist are another check's.
-func withoutIdentity(ctx context.Context, conn *pgx.Conn, tables []Table) ([]string, error) {
-	var names []string
+// unidentified is a table of which Postgres refuses every UPDATE and DELETE from
+// the moment in which a publication of updates and deletes has it, and does so to
+// whoever writes it.
+type unidentified struct {
+	name string // quoted, with its schema
+	why  string // behind the name
+	do   string
+}
+
+// namesOf joins the tables' names.
+func namesOf(list []unidentified) string {
+	names := make([]string, len(list))
+	for i, u := range list {
+		names[i] = u.name
+	}
+	return strings.Join(names, ", ")
+}
+
+// withoutIdentity gives those of the tables whose rows nothing identifies in the
+// stream: there is no replica identity, or it is FULL and has generated columns,
+// which PostgreSQL 18 and later do not take where they are not published. Tables
+// that do not exist are another check's.
+func withoutIdentity(ctx context.Context, conn *pgx.Conn, tables []Table) ([]unidentified, error) {
+	var list []unidentified
 	for _, t := range tables {
-		rel, err := catalogueRelation(ctx, conn, t)
+		rel, err := catalogueRelation(ctx, conn, "", t)
 		if _, refused := errors.AsType[*decode.Refusal](err); refused {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
+		name := quoteIdentifier(t.Schema) + "." + quoteIdentifier(t.Name)
 		if !hasIdentity(rel) {
-			names = append(names, quoteIdentifier(t.Schema)+"."+quoteIdentifier(t.Name))
+			list = append(list, unidentified{name, "has no replica identity", "give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL"})
+			continue
+		}
+		if rel.Identity != decode.IdentityFull {
+			continue
+		}
+		var refused bool
+		err = conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::int >= 180000
+			AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped AND attgenerated <> '')`, rel.ID).Scan(&refused)
+		if err != nil {
+			return nil, classify("look up the generated columns of "+rel.String(), err)
+		}
+		if refused {
+			list = append(list, unidentified{name, "has generated columns in its REPLICA IDENTITY FULL", "give it a primary key and ALTER TABLE … REPLICA IDENTITY DEFAULT"})
 		}
 	}
-	return names, nil
+	return list, nil
 }
 
 // hasIdentity tells whether Postgres can publish updates and deletes of it.
@@ -115,15 +148,22 @@ func hasIdentity(rel *decode.Relation) bool {
 // publishAdvice is what publishes the tables, behind what that does to writers
 // of those without a replica identity.
 func publishAdvice(ctx context.Context, conn *pgx.Conn, tables []Table, do string) (string, error) {
-	names, err := withoutIdentity(ctx, conn, tables)
-	if err != nil || len(names) == 0 {
+	list, err := withoutIdentity(ctx, conn, tables)
+	if err != nil || len(list) == 0 {
 		return do, err
 	}
-	return refusedWrites(names) + "; then " + do, nil
+	return refusedWrites(list) + "; then " + do, nil
 }
 
-// refusedWrites says what publishing tables without a replica identity does.
-func refusedWrites(names []string) string {
-	return fmt.Sprintf("BEFORE that, know that %s has no replica identity: once it is published, Postgres refuses every UPDATE and DELETE of it at the source; if its rows are ever updated or deleted, first give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
-		strings.Join(names, ", "))
+// refusedWrites says what publishing such tables does.
+func refusedWrites(list []unidentified) string {
+	var which, mend []string
+	for _, u := range list {
+		which = append(which, u.name+" "+u.why)
+		if !slices.Contains(mend, u.do) {
+			mend = append(mend, u.do)
+		}
+	}
+	return fmt.Sprintf("BEFORE that, know that %s: once it is published, Postgres refuses every UPDATE and DELETE of it at the source; if its rows are ever updated or deleted, first %s",
+		strings.Join(which, ", "), strings.Join(mend, "; "))
 }

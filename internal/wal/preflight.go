@@ -280,14 +280,14 @@ func (s *Source) CheckPublication(ctx context.Context) (string, error) {
 		}
 		if first {
 			said = "there is none yet: the first start makes it"
-			names, err := withoutIdentity(ctx, conn, s.cfg.Tables)
+			list, err := withoutIdentity(ctx, conn, s.cfg.Tables)
 			if err != nil {
 				return err
 			}
 			create := s.publicationStatement()
-			if len(names) > 0 {
-				said += ". " + refusedWrites(names)
-				create = refusedWrites(names) + "; then run: " + create
+			if len(list) > 0 {
+				said += ". " + refusedWrites(list)
+				create = refusedWrites(list) + "; then run: " + create
 			}
 			return errors.Join(s.creationFindings(ctx, conn, create)...)
 		}

@@ -192,7 +192,7 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 // as the catalogue tells: identity, columns, types.
 func (s *Source) checkTables(ctx context.Context, conn *pgx.Conn, r *ready) error {
 	for _, t := range s.cfg.Tables {
-		rel, err := catalogueRelation(ctx, conn, t)
+		rel, err := catalogueRelation(ctx, conn, s.cfg.Publication, t)
 		if err != nil {
 			return err
 		}
@@ -278,7 +278,7 @@ func (s *Source) checkHidden(ctx context.Context, conn *pgx.Conn, rel *decode.Re
 		switch {
 		case published != nil && slices.Contains(published, name), published == nil && !generated:
 			continue
-		case published != nil:
+		case !generated:
 			why = "the publication's column list leaves it out"
 		}
 		for _, c := range target.Columns {
@@ -347,8 +347,10 @@ func asGap(err error) error {
 	return &gap
 }
 
-// catalogueRelation describes a table as a Relation message would.
-func catalogueRelation(ctx context.Context, conn *pgx.Conn, t Table) (*decode.Relation, error) {
+// catalogueRelation describes a table as a Relation message would, but for a
+// column list. Generated columns are part of it where the publication carries
+// them, which it can from PostgreSQL 18 on; "" is for none.
+func catalogueRelation(ctx context.Context, conn *pgx.Conn, publication string, t Table) (*decode.Relation, error) {
 	rel := &decode.Relation{Schema: t.Schema, Name: t.Name}
 	var kind, identity string
 	err := conn.QueryRow(ctx, `
@@ -375,9 +377,13 @@ func catalogueRelation(ctx context.Context, conn *pgx.Conn, t Table) (*decode.Re
 	if err != nil {
 		return nil, err
 	}
+	published, err := readPublished(ctx, conn, publication, t)
+	if err != nil {
+		return nil, err
+	}
 	rows, err := conn.Query(ctx, `
 		SELECT attname, atttypid, atttypmod FROM pg_attribute
-		WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum`, rel.ID)
+		WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped AND (attgenerated = '' OR attname = ANY ($2)) ORDER BY attnum`, rel.ID, published)
 	if err != nil {
 		return nil, classify("look up the columns of "+rel.String(), err)
 	}
@@ -407,14 +413,14 @@ func (s *Source) ensurePublication(ctx context.Context, conn *pgx.Conn) error {
 	err := conn.QueryRow(ctx, `SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = $1`,
 		s.cfg.Publication).Scan(&inserts, &updates, &deletes, &truncates)
 	if errors.Is(err, pgx.ErrNoRows) {
-		names, err := withoutIdentity(ctx, conn, s.cfg.Tables)
+		list, err := withoutIdentity(ctx, conn, s.cfg.Tables)
 		if err != nil {
 			return err
 		}
 		if !s.cfg.Create {
 			do := "set PGSOURCE_CREATE=true, or run: " + s.publicationStatement()
-			if len(names) > 0 {
-				do = refusedWrites(names) + "; then " + do
+			if len(list) > 0 {
+				do = refusedWrites(list) + "; then " + do
 			}
 			return &decode.Refusal{
 				Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication, Why: "the database has none of this name",
@@ -426,8 +432,8 @@ func (s *Source) ensurePublication(ctx context.Context, conn *pgx.Conn) error {
 		}
 		s.madePublication.Store(true)
 		s.log.InfoContext(ctx, "publication created", "publication", s.cfg.Publication, "tables", len(s.cfg.Tables))
-		if len(names) > 0 {
-			s.log.WarnContext(ctx, "tables without a replica identity are published: Postgres refuses every UPDATE and DELETE of them from now on", "tables", strings.Join(names, ", "))
+		if len(list) > 0 {
+			s.log.WarnContext(ctx, "tables are published that have no usable replica identity: Postgres refuses every UPDATE and DELETE of them from now on", "tables", namesOf(list))
 		}
 		return nil
 	}

@@ -438,9 +438,9 @@ func cutName(slot string) string {
 func (s *Source) SetupSQL(ctx context.Context) ([]string, error) {
 	create := s.publicationStatement()
 	err := s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		names, err := withoutIdentity(ctx, conn, s.cfg.Tables)
-		if len(names) > 0 {
-			create = sqlComment(refusedWrites(names)) + create
+		list, err := withoutIdentity(ctx, conn, s.cfg.Tables)
+		if len(list) > 0 {
+			create = sqlComment(refusedWrites(list)) + create
 		}
 		return err
 	})

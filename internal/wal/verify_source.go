@@ -52,7 +52,7 @@ type sourceColumn struct {
 
 // openSourceTable looks a table up.
 func (s *Source) openSourceTable(ctx context.Context, conn *pgx.Conn, t Table, target *feldera.Table) (*sourceTable, error) {
-	rel, err := catalogueRelation(ctx, conn, t)
+	rel, err := catalogueRelation(ctx, conn, s.cfg.Publication, t)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -50,4 +51,86 @@ func TestPgsourceFiltersAndLists(t *testing.T) {
 	if said := r.Stdout + r.Stderr; r.ExitCode != 65 || !strings.Contains(said, "doubled") || !strings.Contains(said, "NULL in every row") {
 		t.Errorf("a generated column that Feldera has: exit code %d:\n%s", r.ExitCode, said)
 	}
+}
+
+// Generated columns, stored and (from PostgreSQL 18 on) virtual: the stream does
+// not carry them, so they are no part of the Feldera table, neither with the rows
+// that were there before nor when one comes or goes; a Feldera table that has one
+// is refused.
+func TestPgsourceGeneratedColumns(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	kinds := []string{"STORED"}
+	if major(t, pg) >= 18 {
+		kinds = append(kinds, "VIRTUAL")
+	}
+	for _, kind := range kinds {
+		name := "gen_" + strings.ToLower(kind)
+		t.Run(kind, func(t *testing.T) {
+			execSQL(t, pg, fmt.Sprintf(`CREATE TABLE %[1]s (doubled int GENERATED ALWAYS AS (v * 2) %[2]s, id bigint PRIMARY KEY, v int);
+				INSERT INTO %[1]s (id, v) VALUES (1, 1), (2, 2)`, name, kind))
+			sim := startSim(t, felderasim.Options{SQL: fmt.Sprintf(`CREATE TABLE %s (id BIGINT NOT NULL PRIMARY KEY, v INT);
+				CREATE TABLE bad (id BIGINT NOT NULL PRIMARY KEY, v INT, doubled INT)`, name)})
+			env := merged(pgsourceEnv(pg, sim), map[string]string{
+				"PGSOURCE_TABLES": "public." + name, "PGSOURCE_SLOT": name, "PGSOURCE_PUBLICATION": name,
+				"PGSOURCE_STATE": "file:" + filepath.Join(t.TempDir(), "state.json"),
+			})
+			printed := runVerb(t, env, "feldera-sql")
+			wants(t, printed, 0, "generated columns are not published, so they are left out: doubled")
+			if strings.Contains(printed.Stdout, "doubled INT") {
+				t.Errorf("it declares the generated column:\n%s", printed.Stdout)
+			}
+			wants(t, checkEnv(t, merged(env, map[string]string{"PGSOURCE_TABLES": "public." + name + "=bad"})), 65, "doubled", "generated", "NULL in every row")
+			d := startPgsource(t, env)
+			waitHealthy(t, d)
+			awaitCopies(t, env, 1)
+			execSQL(t, pg, fmt.Sprintf(`INSERT INTO %[1]s (id, v) VALUES (3, 3); UPDATE %[1]s SET v = 20 WHERE id = 2; DELETE FROM %[1]s WHERE id = 1`, name))
+			execSQL(t, pg, fmt.Sprintf(`ALTER TABLE %[1]s ADD more int GENERATED ALWAYS AS (v + 1) %[2]s; UPDATE %[1]s SET v = 30 WHERE id = 3`, name, kind))
+			execSQL(t, pg, fmt.Sprintf(`ALTER TABLE %[1]s DROP doubled; UPDATE %[1]s SET id = 4 WHERE id = 3`, name))
+			awaitSlot(t, pg, name, currentLSN(t, pg))
+			sameRows(t, pg, sim, name, "id", "v")
+			wants(t, runVerb(t, env, "verify"), 0)
+			stopClean(t, d)
+
+			// As a part of a whole old row they are refused by PostgreSQL 18, to
+			// whoever writes: that is said before, and is so.
+			execSQL(t, pg, fmt.Sprintf(`DROP PUBLICATION %[1]s; ALTER TABLE %[1]s REPLICA IDENTITY FULL`, name))
+			got := runVerb(t, env, "publication", "sql")
+			wants(t, got, 0, "CREATE PUBLICATION")
+			said := strings.Contains(got.Stdout, "has generated columns in its REPLICA IDENTITY FULL: once it is published, Postgres refuses")
+			execSQL(t, pg, fmt.Sprintf(`CREATE PUBLICATION %[1]s FOR TABLE %[1]s`, name))
+			err := pg.Exec(t.Context(), fmt.Sprintf(`UPDATE %s SET v = 0`, name))
+			if refused := err != nil; said != refused {
+				t.Errorf("Postgres says %v, and publication sql:\n%s", err, got.Stdout)
+			}
+		})
+	}
+}
+
+// From PostgreSQL 18 on a publication can carry stored generated columns: then
+// they are columns like others, those of the rows that were there before too.
+func TestPgsourcePublishedGeneratedColumns(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, `CREATE TABLE gen (doubled int GENERATED ALWAYS AS (v * 2) STORED, id bigint PRIMARY KEY, v int); INSERT INTO gen (id, v) VALUES (1, 1), (2, 2)`)
+	sim := startSim(t, felderasim.Options{SQL: `CREATE TABLE gen (id BIGINT NOT NULL PRIMARY KEY, v INT, doubled INT)`})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "public.gen"})
+	publish := `CREATE PUBLICATION holdfast FOR TABLE gen WITH (publish_via_partition_root, publish_generated_columns = stored)`
+	if major(t, pg) < 18 {
+		if err := pg.Exec(t.Context(), publish); err == nil || !strings.Contains(err.Error(), "publish_generated_columns") {
+			t.Errorf("an older server takes it: %v", err)
+		}
+		wants(t, checkEnv(t, env), 65, "doubled", "generated", "NULL in every row")
+		return
+	}
+	execSQL(t, pg, publish)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
+	wants(t, runVerb(t, env, "feldera-sql"), 0, "doubled INTEGER")
+	d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_SNAPSHOT": "initial"}))
+	waitHealthy(t, d)
+	awaitCopies(t, env, 1)
+	execSQL(t, pg, `INSERT INTO gen (id, v) VALUES (3, 3); UPDATE gen SET v = 20 WHERE id = 2`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	sameRows(t, pg, sim, "gen", "id", "v", "doubled")
+	wants(t, runVerb(t, env, "verify"), 0)
 }
