@@ -61,7 +61,6 @@ func TestSessionsOfRealServers(t *testing.T) {
 // columns of a relation, whose number is bounded; rows allocate nothing.
 func TestDecodingAllocatesLittle(t *testing.T) { //nolint:paralleltest // counts the allocations of the whole process
 	const slack = 16 << 10 // the maps of a new decoder, and the runtime's own
-	columns := 2 * 1664 * uint64(unsafe.Sizeof(decode.Column{})+unsafe.Sizeof(decode.Value{}))
 	be := binary.BigEndian
 	hostile := map[string][]byte{
 		"many columns":   append([]byte("R\x00\x00\x00\x01s\x00t\x00d"), 0xff, 0xff),
@@ -70,11 +69,7 @@ func TestDecodingAllocatesLittle(t *testing.T) { //nolint:paralleltest // counts
 		"a long message": be.AppendUint32([]byte("M\x01\x00\x00\x00\x00\x00\x00\x00\x00p\x00"), 0x7fff_ffff),
 	}
 	measure := func(d *decode.PgOutput, raw []byte) uint64 {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		_, _ = d.Decode(raw) // what it says of the message is tested elsewhere
-		runtime.ReadMemStats(&after)
-		return after.TotalAlloc - before.TotalAlloc
+		return allocated(func() { _, _ = d.Decode(raw) }) // what it says of the message is tested elsewhere
 	}
 	for name, raw := range hostile {
 		if got := measure(decode.NewPgOutput(), raw); got > 2*uint64(len(raw))+slack {
@@ -86,7 +81,7 @@ func TestDecodingAllocatesLittle(t *testing.T) { //nolint:paralleltest // counts
 		for i, raw := range session {
 			limit := 2*uint64(len(raw)) + slack
 			if raw[0] == 'R' {
-				limit += columns
+				limit += relationMemory
 			}
 			if got := measure(d, raw); got > limit {
 				t.Errorf("%s, message %d (%c): %d bytes for a message of %d", name, i, raw[0], got, len(raw))
@@ -105,8 +100,22 @@ func TestDecodingAllocatesLittle(t *testing.T) { //nolint:paralleltest // counts
 	}
 }
 
-// The decoder survives any session, refuses by *Refusal alone, and agrees with
-// pglogrepl on whatever it accepts.
+// relationMemory is what one relation may take beside its message: a server's
+// most columns.
+const relationMemory = 2 * 1664 * uint64(unsafe.Sizeof(decode.Column{})+unsafe.Sizeof(decode.Value{}))
+
+// allocated gives the bytes that the process allocates while fn runs.
+func allocated(fn func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fn()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// The decoder survives any session, refuses by *Refusal alone, agrees with
+// pglogrepl on whatever it accepts, and allocates no more than twice what it is
+// given, but for the columns of relations and the texts of refusals.
 func FuzzPgOutput(f *testing.F) {
 	for _, session := range sessions(f) {
 		var stream []byte
@@ -119,11 +128,29 @@ func FuzzPgOutput(f *testing.F) {
 		f.Add(stream)
 	}
 	f.Fuzz(func(t *testing.T, stream []byte) {
+		limit := 2*uint64(len(stream)) + 64<<10
+		var whole [][]byte
+		for rest := stream; len(rest) >= 2; {
+			n := min(int(binary.BigEndian.Uint16(rest)), len(rest)-2)
+			raw := rest[2 : 2+n]
+			rest = rest[2+n:]
+			whole = append(whole, raw)
+			limit += 2 << 10 // a refusal
+			if n > 0 && raw[0] == 'R' {
+				limit += relationMemory
+			}
+		}
+		got := allocated(func() {
+			d := decode.NewPgOutput()
+			for _, raw := range whole {
+				_, _ = d.Decode(raw) // looked at below
+			}
+		})
+		if got > limit {
+			t.Fatalf("%d bytes allocated for %d messages of %d bytes, want at most %d", got, len(whole), len(stream), limit)
+		}
 		d := decode.NewPgOutput()
-		for len(stream) >= 2 {
-			n := min(int(binary.BigEndian.Uint16(stream)), len(stream)-2)
-			raw := stream[2 : 2+n]
-			stream = stream[2+n:]
+		for _, raw := range whole {
 			m, err := d.Decode(raw)
 			if err != nil {
 				var refusal *decode.Refusal
