@@ -63,38 +63,47 @@ func spillFiles(t *testing.T, dir string) []string {
 }
 
 // A transaction of 200 MB over two tables goes through a daemon that may hold
-// 32 MiB: its memory stays small, and not a row is visible before all are. The
-// program is built as it is shipped, without the race detector's memory.
+// 32 MiB, and one of a million small rows through one that may hold 64 MiB: its
+// memory stays small, and not a row is visible before all are. The program is
+// built as it is shipped, without the race detector's memory.
 func TestPgsourceLargeTransactionInLittleMemory(t *testing.T) {
 	t.Parallel()
-	const rows, note = 100_000, 1900
+	t.Run("many bytes", func(t *testing.T) { largeInLittle(t, 100_000, 1900, "32MiB") })
+	t.Run("many rows", func(t *testing.T) { largeInLittle(t, 500_000, 1, "64MiB") })
+}
+
+// largeInLittle carries one transaction with rows for each of two tables, those
+// of one with a note of that many bytes.
+func largeInLittle(t *testing.T, rows, note int, limit string) {
+	t.Helper()
+	all := fmt.Sprint(2 * rows)
 	pg := startPostgres(t, nil)
 	var torn []string
 	sim := startSim(t, felderasim.Options{Null: true, Observe: func(v felderasim.View) {
-		if n := v.Stats().Global.TotalCompletedRecords; n != 0 && n != 2*rows {
-			torn = append(torn, fmt.Sprint(n))
+		if n := fmt.Sprint(v.Stats().Global.TotalCompletedRecords); n != "0" && n != all {
+			torn = append(torn, n)
 		}
 	}})
 	dir := t.TempDir()
 	d := harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{}, harness.DaemonOptions{ListenVar: "PGSOURCE_LISTEN", Env: merged(pgsourceEnv(pg, sim), map[string]string{
-		"PGSOURCE_MEMORY_LIMIT": "32MiB", "PGSOURCE_SPILL_DIR": dir, "PGSOURCE_SPILL_LIMIT": "1GiB",
+		"PGSOURCE_MEMORY_LIMIT": limit, "PGSOURCE_SPILL_DIR": dir, "PGSOURCE_SPILL_LIMIT": "1GiB",
 	})})
 	waitHealthy(t, d)
 	execSQL(t, pg, fmt.Sprintf(`BEGIN;
 		INSERT INTO orders SELECT i, 'large', 1, true, repeat('x', %d) FROM generate_series(1, %d) i;
 		INSERT INTO items SELECT i, i, 'large' FROM generate_series(1, %[2]d) i; COMMIT`, note, rows))
 	awaitConfirmed(t, pg, currentLSN(t, pg))
-	if n := sim.Counters().Records; n != 2*rows {
-		t.Errorf("%d records of %d", n, 2*rows)
+	if n := fmt.Sprint(sim.Counters().Records); n != all {
+		t.Errorf("%s records of %s", n, all)
 	}
 	if len(torn) > 0 {
 		t.Errorf("the completed records were seen as %v, between none and all", torn)
 	}
 	const most = 128 << 20
 	if peak := peakMemory(t, d.Pid()); peak > most {
-		t.Errorf("%d MiB of memory at the peak for a transaction of %d MB, want at most %d MiB", peak>>20, rows*note/1_000_000, most>>20)
+		t.Errorf("%d MiB of memory at the peak for a transaction of %s rows and %d MB, want at most %d MiB", peak>>20, all, rows*note/1_000_000, most>>20)
 	} else {
-		t.Logf("%d MiB of memory at the peak for a transaction of %d MB", peak>>20, rows*note/1_000_000)
+		t.Logf("%d MiB of memory at the peak for a transaction of %s rows and %d MB", peak>>20, all, rows*note/1_000_000)
 	}
 	if n, err := d.Metric(t.Context(), "pgsource_spilled_transactions_total", nil); err != nil || n < 1 {
 		t.Errorf("%v transactions were spilled, %v", n, err)
