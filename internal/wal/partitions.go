@@ -227,7 +227,7 @@ func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name t
 	return &decode.Refusal{
 		Reason: decode.ReasonGap, What: "partitioned table", Where: name.String(), Why: strings.Join(what, "; "),
 		Expected: "partitions that are created as such and whose rows go by DELETE or by TRUNCATE of the whole table",
-		Do:       "delete the rows from the Feldera table, or add those that are missing, then restart; or set PGSOURCE_PARTITIONS=ignore, where partitions are dropped for good and Feldera may keep their rows",
+		Do:       "start pgsource, then run: pgsource resync " + name.schema + "." + name.name + ", which deletes what the source does not have any more and adds what is missing; or set PGSOURCE_PARTITIONS=ignore, where partitions are dropped for good and Feldera may keep their rows",
 	}
 }
 
