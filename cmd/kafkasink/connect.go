@@ -2,6 +2,7 @@ package main
 
 import (
 	"holdfast/internal/config"
+	"holdfast/internal/feldera"
 	"holdfast/internal/ops"
 	"holdfast/internal/partition"
 )
@@ -29,4 +30,18 @@ func connection(c *config.KafkaSink) (partition.Config, error) {
 		}
 	}
 	return cfg, nil
+}
+
+// felderaConfig gives the part of the client's configuration that any look at
+// the pipeline needs too.
+func felderaConfig(c *config.KafkaSink) feldera.Config {
+	cfg := feldera.Config{
+		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
+		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
+		Shared: true, // by the other members of the group
+	}
+	if c.Feldera.APIKey.IsSet() {
+		cfg.APIKey = c.Feldera.APIKey.Value
+	}
+	return cfg
 }

@@ -29,7 +29,7 @@ func program() ops.Program {
 			{Name: "run", Help: "carry records until a signal", MoreHelp: config.HelpKafkaSink, Run: run},
 			ops.ConfigVerb(func(environ []string) (ops.Printer, error) { return config.LoadKafkaSink(environ) }, config.HelpKafkaSink),
 			ops.CheckVerb(preflights),
-			offsetsShowVerb(), offsetsResetVerb(),
+			offsetsShowVerb(), offsetsResetVerb(), verifyVerb(),
 			dlqListVerb(), dlqShowVerb(), dlqRedriveVerb(),
 			ops.HealthcheckVerb(func(environ []string) (string, error) {
 				c, err := config.LoadKafkaSink(environ)

@@ -40,7 +40,7 @@ func (o operation) offsets(ctx context.Context) (partition.GroupOffsets, error) 
 	if err != nil {
 		return now, err
 	}
-	now.Offsets, err = named(now.Offsets, which)
+	now.Offsets, err = named(now.Offsets, func(o *partition.GroupOffset) (string, int32) { return o.Topic, o.Partition }, which)
 	return now, err
 }
 

@@ -23,6 +23,7 @@ import (
 type operation struct {
 	call   ops.Call
 	c      *config.KafkaSink
+	mapped config.TopicMappings // the topics of KAFKASINK_TOPICS by name, with their tables
 	topics []string
 	admin  *partition.Admin
 }
@@ -57,6 +58,7 @@ func operate(ctx context.Context, call ops.Call, do func(ctx context.Context, o 
 		}
 		topics = topics.Expand(names, c.DLQTopic)
 	}
+	o.mapped = topics
 	for _, t := range topics {
 		o.topics = append(o.topics, t.Topic)
 	}
@@ -137,17 +139,23 @@ func (o operation) which() ([]at, error) {
 	return out, nil
 }
 
-// named keeps what the arguments name; without arguments, everything.
-func named(all []partition.GroupOffset, which []at) ([]partition.GroupOffset, error) {
+// names tells whether the argument names a partition.
+func (a at) names(topic string, partition int32) bool {
+	return topic == a.topic && (a.partition < 0 || a.partition == partition)
+}
+
+// named keeps what the arguments name; without arguments, everything. place
+// gives the topic and the partition of one.
+func named[T any](all []T, place func(*T) (string, int32), which []at) ([]T, error) {
 	if len(which) == 0 {
 		return all, nil
 	}
-	var out []partition.GroupOffset
+	var out []T
 	found := make([]bool, len(which))
 	for i := range all {
 		match := false
 		for j, a := range which {
-			if all[i].Topic == a.topic && (a.partition < 0 || a.partition == all[i].Partition) {
+			if a.names(place(&all[i])) {
 				found[j], match = true, true
 			}
 		}

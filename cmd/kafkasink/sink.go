@@ -125,19 +125,12 @@ func (d *destination) Send(ctx context.Context, a partition.Array) (feldera.Toke
 func newSink(ctx context.Context, c *config.KafkaSink, rt ops.Runtime) (*sink, error) {
 	s := &sink{c: c, rt: rt, repeats: rt.Repeats}
 	metrics := feldera.NewMetrics(rt.Registry, daemon)
-	cfg := feldera.Config{
-		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
-		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
-		Shared: true, // by the other members of the group
-		Logger: rt.Logger, Observe: metrics.Observe,
-		OnRetry: func(r feldera.Retry) {
-			metrics.Retried(r)
-			s.repeats.Failed(ctx, r.What, r.Err)
-			s.showDestination(false, r.What+": "+r.Err.Error(), "it is tried again until it works; no offset moves meanwhile")
-		},
-	}
-	if c.Feldera.APIKey.IsSet() {
-		cfg.APIKey = c.Feldera.APIKey.Value
+	cfg := felderaConfig(c)
+	cfg.Logger, cfg.Observe = rt.Logger, metrics.Observe
+	cfg.OnRetry = func(r feldera.Retry) {
+		metrics.Retried(r)
+		s.repeats.Failed(ctx, r.What, r.Err)
+		s.showDestination(false, r.What+": "+r.Err.Error(), "it is tried again until it works; no offset moves meanwhile")
 	}
 	var err error
 	if s.pipeline, err = feldera.New(cfg); err != nil {

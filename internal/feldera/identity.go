@@ -1,11 +1,14 @@
 package feldera
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/decode"
 )
@@ -207,4 +210,60 @@ func (e *Encoder) onlyInserts() *problem {
 		expected: "inserts alone, for a table whose PRIMARY KEY is identity columns",
 		do:       "give the source a key and declare it as PRIMARY KEY in place of the identity columns; " + laterChange,
 	}
+}
+
+// IdentityRows is what a table with identity columns has of one partition.
+type IdentityRows struct {
+	// Rows counts them. A record gives none, one or several.
+	Rows uint64
+	// First and Last are the lowest and the highest position, which are offsets.
+	First, Last int64
+}
+
+// maxIdentityParts bounds the partitions of one source in a table.
+const maxIdentityParts = 1_000_000
+
+// IdentityRows counts the completed rows of a source in a table with identity
+// columns, by partition. The engine looks at every row of the table for it. It
+// sends nothing, and the answer is of the expected incarnation.
+//
+// Errors: *decode.Refusal, *[IncarnationChanged], or ctx's cause joined with
+// the last reason.
+func (c *Client) IdentityRows(ctx context.Context, t *Table, source string) (map[int32]IdentityRows, error) {
+	col := func(name string) string { return QuoteName(name) }
+	q := Query{
+		Select: fmt.Sprintf("SELECT %[1]s AS part, COUNT(*) AS n, MIN(%[2]s) AS low, MAX(%[2]s) AS high FROM %[3]s WHERE %[4]s = %[5]s GROUP BY %[1]s",
+			col(identityPartition), col(identityPosition), identifier(t.Name), col(identitySource), QuoteText(source)),
+		MaxLine: 4 << 10,
+	}
+	var found map[int32]IdentityRows
+	err := c.insist(ctx, "count the rows of table "+t.spelling, func() error {
+		found = make(map[int32]IdentityRows)
+		err := c.Query(ctx, q, func(line []byte) error {
+			var row struct {
+				Part *int32  `json:"part"`
+				N    *uint64 `json:"n"`
+				Low  *int64  `json:"low"`
+				High *int64  `json:"high"`
+			}
+			if err := json.Unmarshal(line, &row); err != nil || row.Part == nil || row.N == nil || row.Low == nil || row.High == nil || len(found) >= maxIdentityParts {
+				return &decode.Refusal{
+					Reason: decode.ReasonMalformed, What: "rows with identity columns", Where: "table " + t.spelling,
+					Why: "their count cannot be read: " + clip(string(line), maxMessage), Expected: "places that the daemons wrote: a partition and an offset",
+					Do: "look at the rows of this source; delete those that are not of this program",
+				}
+			}
+			found[*row.Part] = IdentityRows{Rows: *row.N, First: *row.Low, Last: *row.High}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		now, err := c.Incarnation(ctx)
+		if err != nil {
+			return err
+		}
+		return c.sameIncarnation(now)
+	})
+	return found, err
 }

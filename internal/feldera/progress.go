@@ -177,14 +177,46 @@ func (p *ProgressStore) read(ctx context.Context, own *Intent) (*ProgressFound, 
 			return nil, err
 		}
 	}
+	if err := p.completed(ctx, found); err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// Look gives the rows that are completed, for whoever owns no lane: unlike
+// [ProgressStore.Read] it sends nothing to the table, so what an owner has on
+// its way is not waited for. What was completed before the call is there.
+//
+// Errors: *decode.Refusal, *[IncarnationChanged], or ctx's cause joined with
+// the last reason.
+func (p *ProgressStore) Look(ctx context.Context) (*ProgressFound, error) {
+	var found *ProgressFound
+	err := p.c.insist(ctx, "look at the progress table", func() error {
+		now, err := p.c.Incarnation(ctx)
+		if err == nil {
+			err = p.c.sameIncarnation(now)
+		}
+		if err != nil {
+			return err
+		}
+		found = &ProgressFound{Incarnation: now, Lanes: map[string][]ProgressRow{}}
+		return p.completed(ctx, found)
+	})
+	return found, err
+}
+
+// completed reads the rows that a query shows, and makes sure that the answer
+// is of the expected incarnation: that is asked for behind it, since the answer
+// says nothing of it.
+func (p *ProgressStore) completed(ctx context.Context, found *ProgressFound) error {
 	if err := p.query(ctx, func(row ProgressRow) { found.Lanes[row.Lane] = append(found.Lanes[row.Lane], row) }); err != nil {
-		return nil, err
+		return err
 	}
-	s, err := p.c.Stats(ctx)
+	now, err := p.c.Incarnation(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return found, p.c.sameIncarnation(s.Incarnation)
+	return p.c.sameIncarnation(now)
 }
 
 // query reads the rows that are completed.

@@ -251,6 +251,9 @@ func (a *Admin) PlanReset(ctx context.Context, now GroupOffsets, to ResetTo) ([]
 	return plan, nil
 }
 
+// resetOwner stands for the session in the note of a reset.
+const resetOwner = "reset"
+
 // Reset carries the plan out. The brokers refuse it when a member has joined
 // since.
 //
@@ -260,7 +263,7 @@ func (a *Admin) PlanReset(ctx context.Context, now GroupOffsets, to ResetTo) ([]
 func (a *Admin) Reset(ctx context.Context, plan []Reset) error {
 	var offsets kadm.Offsets
 	for _, r := range plan {
-		n := note{Offset: r.To, TopicID: topicIDText(r.was.id), Incarnation: r.was.Incarnation, Epoch: r.was.Epoch + 1, Owner: "reset", Clean: r.was.Clean}
+		n := note{Offset: r.To, TopicID: topicIDText(r.was.id), Incarnation: r.was.Incarnation, Epoch: r.was.Epoch + 1, Owner: resetOwner, Clean: r.was.Clean}
 		if r.To >= r.From { // what lies below is what was below
 			n.Rows = r.was.rows
 		}

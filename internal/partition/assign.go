@@ -335,9 +335,9 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 // sourceOf names a topic among all that can feed a table. The id tells it from
 // one that had its name before, whose offsets were the same. The group is no
 // part of it: the record is the same one, whoever reads it.
-func (s *session) sourceOf(topic string, id [16]byte) string {
+func sourceOf(topic string, id [16]byte, cluster string) string {
 	if id == noTopicID {
-		return topic + "@" + s.cfg.Cluster
+		return topic + "@" + cluster
 	}
 	return topic + "@" + topicIDText(id)
 }
@@ -345,9 +345,8 @@ func (s *session) sourceOf(topic string, id [16]byte) string {
 // taking is what the note says for the decision about the progress table.
 func (pl *placement) taking() *taking {
 	k := &taking{noted: feldera.Noted{Epoch: pl.epoch - 1}, begin: pl.begin, gone: span{pl.note.GoneFrom, pl.note.GoneTo}}
-	if r := pl.note.Row; pl.known && r != nil {
-		k.noted.Known, k.noted.Produced = true, uint64(pl.note.Rows) //nolint:gosec // parseNote refuses a negative one
-		k.noted.RowEpoch, k.noted.RowIncarnation = r.Epoch, r.Incarnation
+	if pl.known {
+		pl.note.completed(&k.noted)
 	}
 	return k
 }
@@ -356,7 +355,7 @@ func (pl *placement) taking() *taking {
 func (s *session) enter(l *lane.Lane, waits string, k *taking) *held {
 	route := s.routes[l.Topic()]
 	h := &held{
-		place: place{l.Topic(), l.Partition()}, lane: l, route: route, sender: s.senders[route.Destination], source: s.sourceOf(l.Topic(), l.TopicID()),
+		place: place{l.Topic(), l.Partition()}, lane: l, route: route, sender: s.senders[route.Destination], source: sourceOf(l.Topic(), l.TopicID(), s.cfg.Cluster),
 		waits: waits, taking: k,
 	}
 	s.mu.Lock()

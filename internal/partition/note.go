@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/feldera"
 )
 
 // maxNote bounds the metadata that is committed with an offset, in bytes. The
@@ -96,6 +98,15 @@ func (n note) time() time.Time {
 		return time.Time{}
 	}
 	return time.UnixMilli(n.Time)
+}
+
+// completed says in noted which progress row was completed, where the note
+// names one.
+func (n *note) completed(noted *feldera.Noted) {
+	if r := n.Row; r != nil {
+		noted.Known, noted.Produced = true, uint64(n.Rows) //nolint:gosec // parseNote refuses a negative one
+		noted.RowEpoch, noted.RowIncarnation = r.Epoch, r.Incarnation
+	}
 }
 
 // errMoved marks a note of this program beside an offset that somebody else has

@@ -92,7 +92,7 @@ func (s *session) openRecorder() (*recorder, error) {
 			Do:  "set KAFKASINK_DELIVERY=at_least_once",
 		}
 	}
-	r := &recorder{s: s, source: s.cfg.Cluster + "/" + s.cfg.Group, take: make(chan struct{}, 1), record: make(chan struct{}, 1)}
+	r := &recorder{s: s, source: progressSource(s.cfg.Cluster, s.cfg.Group), take: make(chan struct{}, 1), record: make(chan struct{}, 1)}
 	var err error
 	r.store, err = s.cfg.Progress.Open(r.source)
 	return r, err
@@ -191,18 +191,28 @@ func (r *recorder) toTake(now time.Time) (undecided, unclaimed []*held, next tim
 	return undecided, unclaimed, next
 }
 
-// laneName names a partition in the progress table: by the topic's id, since
+// laneName names a lane's partition in the progress table.
+func laneName(l *lane.Lane) string { return laneNameOf(l.TopicID(), l.Topic(), l.Partition()) }
+
+// laneNameOf names a partition in the progress table: by the topic's id, since
 // the same name may be another topic by now.
-func laneName(l *lane.Lane) string {
-	id := topicIDText(l.TopicID())
+func laneNameOf(topicID [16]byte, topic string, partition int32) string {
+	id := topicIDText(topicID)
 	if id == "" {
-		id = l.Topic()
+		id = topic
 	}
-	return fmt.Sprintf("%s/%d", id, l.Partition())
+	return fmt.Sprintf("%s/%d", id, partition)
 }
 
-// mappingOf is the fingerprint of where a topic's rows go.
-func (h *held) mapping() string { return feldera.Fingerprint(h.topic, h.route.Table) }
+// progressSource names a group among all that write to a progress table.
+func progressSource(cluster, group string) string { return cluster + "/" + group }
+
+// mapping is the fingerprint of where the rows of the lane's topic go.
+func (h *held) mapping() string { return mappingOf(h.topic, h.route.Table) }
+
+// mappingOf is the fingerprint of where a topic's rows go. table is as the
+// engine spells it.
+func mappingOf(topic, table string) string { return feldera.Fingerprint(topic, table) }
 
 func offsetText(position uint64) string { return fmt.Sprintf("offset %d", position) }
 
