@@ -1,6 +1,8 @@
 package partition
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -118,13 +120,10 @@ func (c *comparison) compare() PartitionVerified {
 		Epoch: c.before.note.Epoch, TableRows: -1, Findings: []Finding{},
 	}
 	start, end, err := boundsOf(c.seen.starts, c.seen.ends, c.at)
-	if err == nil {
-		err = c.before.err
-	}
-	if err == nil {
-		err = c.after.err
-	}
 	if err != nil {
+		err = errors.Join(err, c.seen.unlisted)
+	}
+	if err = cmp.Or(err, c.before.err, c.after.err); err != nil {
 		c.add(findUnreadable, Undecided, 0, 0, fmt.Sprintf("the brokers do not say where %s stands: %v", c.at, err),
 			"is a leader there for it (kafka-topics --describe)? Ask again")
 		return c.out
@@ -346,13 +345,18 @@ func (c *comparison) log() {
 		c.add(findHeldAboveEnd, Differs, c.end, c.held,
 			fmt.Sprintf("the log ends at %d, below what the pipeline holds (%d): its tail was lost, and its rows stay in the pipeline", c.end, c.held), gap+c.resetTo(c.end))
 	}
-	if from := max(committed, c.held); committed != lane.NoCommit && from < c.start {
+	from := max(committed, c.held)
+	if committed != lane.NoCommit && from < c.start {
 		says := fmt.Sprintf("retention has taken offsets %d to %d (%d of them), which were not committed", from, c.start-1, c.start-from)
+		lost := "they are lost"
+		if c.recorded > from {
+			lost = fmt.Sprintf("the newest progress row says that the pipeline holds what lies below %d, and nothing proves it since the pipeline restarted; the rest is lost", c.recorded)
+		}
 		do := "load the table from its source, then set KAFKASINK_ON_GAP=continue, or set the offset: " + c.resetTo(c.start)
 		if c.seen.members > 0 {
-			c.add(findRetention, Undecided, from, c.start, says+": they are lost, unless a member has read them before and is about to deliver them", "look at the check \"partitions\" of the members; once they have ended, ask again. If it is lost: "+do)
+			c.add(findRetention, Undecided, from, c.start, says+": "+lost+", unless a member has read them before and is about to deliver them", "look at the check \"partitions\" of the members; once they have ended, ask again. If it is lost: "+do)
 		} else {
-			c.add(findRetention, Differs, from, c.start, says+": they are lost", do)
+			c.add(findRetention, Differs, from, c.start, says+": "+lost, do)
 		}
 	}
 }

@@ -40,6 +40,7 @@ type look struct {
 	topics        kadm.TopicDetails
 	epochs        kadm.OffsetsForLeaderEpochs
 	epochsKnown   bool
+	unlisted      error             // why brokers gave no bounds for some of the logs
 	names         map[string]string // of topics that only progress rows name, by the id's text
 }
 
@@ -57,7 +58,7 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.topics, err = a.verifiedTopics(ctx, names); err != nil {
 		return nil, err
 	}
-	if seen.starts, err = a.admin.ListStartOffsets(ctx, names...); err != nil {
+	if seen.starts, err = a.admin.ListStartOffsets(ctx, names...); seen.partly(err) != nil {
 		return nil, a.cfg.explain("list the logs' starts", err)
 	}
 	if seen.before, err = a.fetchOffsets(ctx); err != nil {
@@ -72,11 +73,23 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.topics, err = a.verifiedTopics(ctx, names); err != nil {
 		return nil, err
 	}
-	if seen.ends, err = a.admin.ListEndOffsets(ctx, names...); err != nil {
+	if seen.ends, err = a.admin.ListEndOffsets(ctx, names...); seen.partly(err) != nil {
 		return nil, a.cfg.explain("list the logs' ends", err)
 	}
 	a.lookAtEpochs(ctx, o, seen)
 	return seen, a.nameStrays(ctx, seen)
+}
+
+// partly lets an answer pass that some of the brokers did not give, or that
+// leaves out partitions without a leader: those are unreadable, and the others
+// are compared.
+func (l *look) partly(err error) error {
+	var some *kadm.ShardErrors
+	if errors.As(err, &some) {
+		l.unlisted = err
+		return nil
+	}
+	return err
 }
 
 func (a *Admin) verifiedTopics(ctx context.Context, names []string) (kadm.TopicDetails, error) {

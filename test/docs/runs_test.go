@@ -28,6 +28,7 @@ var runs = map[string]func(t *testing.T, w *world, b block){
 	"docs/operations.md: pgsource verify":                                                                                                              verifyTables,
 	"docs/operations.md: pgsource resync public.orders":                                                                                                verifyTables,
 	"docs/operations.md: kafkasink offsets reset -to 1043 orders:3":                                                                                    resetOffsets,
+	"docs/operations.md: kafkasink verify":                                                                                                             verifyOffsets,
 	"docs/operations.md: make replay":                                                                                                                  makeTargets,
 	"docs/operations.md: export PGSOURCE_DSN='postgres://holdfast:…@db:5432/shop' PGSOURCE_TABLES='public.orders,public.items'":                        replayOwn,
 	"docs/formats.md: KAFKASINK_COLUMNS='orders/cust_id=customer,orders/@key=id,*/@offset=kafka_offset'":                                               validSettings,
@@ -197,6 +198,27 @@ func resetOffsets(t *testing.T, w *world, b block) {
 	if err != nil || got["orders"][3] != 1043 {
 		t.Errorf("the group stands at %v, %v", got["orders"], err)
 	}
+}
+
+// verifyOffsets compares beside a running kafkasink; nothing is to differ.
+func verifyOffsets(t *testing.T, w *world, b block) {
+	t.Helper()
+	sim := newSim(t, pipeline)
+	env := w.settings(t, "none")
+	env["FELDERA_URL"], env["KAFKASINK_GROUP"] = sim.URL(), "verified"
+	running := w.start(t, t.TempDir(), "kafkasink", env)
+	running.ready(w.listen["kafkasink"])
+	if err := w.kafka.Produce(t.Context(), &kgo.Record{Topic: "orders", Partition: 2, Value: []byte(`{"id":7001,"customer":"reader"}`)}); err != nil {
+		t.Fatal(err)
+	}
+	running.awaitRow(sim, "orders", 7001)
+	for line := range strings.Lines(b.text) {
+		s := w.start(t, t.TempDir(), line, env)
+		if code := s.wait(); code != 0 {
+			t.Errorf("%s ended with code %d", strings.TrimSpace(line), code)
+		}
+	}
+	running.interrupt()
 }
 
 // replayOwn records from the reader's systems and plays into another pipeline.

@@ -173,6 +173,9 @@ func TestKafkasinkLosesBrokers(t *testing.T) {
 		t.Fatal(err)
 	}
 	safe, stops, goesOn := world("safe", "g-safe"), world("unclean", "g-stops"), world("unclean", "g-goes-on")
+	proven := world("unclean", "g-proven") // kafkasink verify looks at it
+	proven.recorded(felderasim.Options{})
+	provenDaemon := proven.start(nil)
 	safeDaemon := safe.start(nil)
 	stopsDaemon := stops.start(map[string]string{"KAFKASINK_ON_REFUSAL": "wait"})
 	goesOnDaemon := goesOn.start(map[string]string{"KAFKASINK_ON_GAP": "continue"})
@@ -187,8 +190,13 @@ func TestKafkasinkLosesBrokers(t *testing.T) {
 	stops.produceOrders(0, 10, 15, "lost with its broker")
 	stops.awaitCommitted(map[int32]int64{0: 15})
 	goesOn.awaitCommitted(map[int32]int64{0: 15})
+	proven.awaitCommitted(map[int32]int64{0: 15})
+	stop(t, provenDaemon)
+	proven.verify(nil, 0)
 
 	second.Kill()
+	state("unclean", "nobody leads", func(leader int32, _ []int32) bool { return leader < 0 })
+	proven.wantFound(nil, 69, "unreadable", 0, 0)
 	state("safe", "the leader of the safe topic moves", func(leader int32, _ []int32) bool { return leader == 1 })
 	safe.produceOrders(0, 10, 20, "b")
 	safe.awaitCommitted(map[int32]int64{0: 20})
@@ -199,6 +207,7 @@ func TestKafkasinkLosesBrokers(t *testing.T) {
 		t.Fatal(err)
 	}
 	state("unclean", "the follower that lacks the tail leads", func(leader int32, _ []int32) bool { return leader == 3 })
+	proven.wantFound(nil, 65, "above_log_end", 10, 15, "the log ends at 10, 5 below the committed offset 15")
 	stops.produceOrders(0, 100, 103, "in its place")
 
 	waitCheck(t, stopsDaemon, "partitions", func(c check) bool {
@@ -214,4 +223,15 @@ func TestKafkasinkLosesBrokers(t *testing.T) {
 	if v, err := goesOnDaemon.Metric(t.Context(), "kafkasink_fetch_errors_total", nil); err != nil || v > 500 {
 		t.Errorf("%v fetch errors, %v: something spins", v, err)
 	}
+
+	// What the pipeline holds is above the log's end too, and other records than
+	// those that were read stand below the commit when the log has grown again.
+	proven.setOffset(5, "")
+	out, _ := proven.verify(nil, 65)
+	if got := out.Partitions[0].Findings; len(got) != 2 || got[0].Name != "set_below_progress" || got[1].Name != "progress_above_log_end" || got[1].From != 13 || got[1].To != 15 {
+		t.Errorf("%+v", got)
+	}
+	stop(t, stopsDaemon)
+	stops.produceOrders(0, 103, 120, "in its place")
+	stops.wantFound(nil, 65, "log_cut", 10, 15, "has that epoch up to offset 10 only", "offsets reset -to 10")
 }
