@@ -189,7 +189,7 @@ func (c *comparison) progress() {
 		c.held = int64(dec.Held)
 	}
 	if dec.Found == feldera.ProgressRemapped && dec.Proof != nil {
-		c.held = int64(min(dec.Proof.Position, math.MaxInt64)) //nolint:gosec // it is bounded here
+		c.held = int64(min(dec.Proof.Position, math.MaxInt64))
 	}
 	c.out.Held = c.held
 	c.out.Proven = noted.Known && c.held >= c.before.note.Rows
@@ -369,7 +369,7 @@ func (c *comparison) tableRows() {
 		return
 	}
 	has := c.seen.rows[c.at.topic][c.at.partition]
-	c.out.TableRows = int64(min(has.Rows, math.MaxInt64)) //nolint:gosec // it is bounded here
+	c.out.TableRows = int64(min(has.Rows, math.MaxInt64))
 	rows := c.before.note.Rows
 	if rows == 0 || has.Rows > 0 && has.Last >= rows-1 {
 		return

@@ -58,7 +58,7 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.topics, err = a.verifiedTopics(ctx, names); err != nil {
 		return nil, err
 	}
-	if seen.starts, err = a.admin.ListStartOffsets(ctx, names...); seen.partly(err) != nil {
+	if seen.starts, err = seen.listed(ctx, a.admin.ListStartOffsets, names); err != nil {
 		return nil, a.cfg.explain("list the logs' starts", err)
 	}
 	if seen.before, err = a.fetchOffsets(ctx); err != nil {
@@ -73,23 +73,26 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.topics, err = a.verifiedTopics(ctx, names); err != nil {
 		return nil, err
 	}
-	if seen.ends, err = a.admin.ListEndOffsets(ctx, names...); seen.partly(err) != nil {
+	if seen.ends, err = seen.listed(ctx, a.admin.ListEndOffsets, names); err != nil {
 		return nil, a.cfg.explain("list the logs' ends", err)
 	}
 	a.lookAtEpochs(ctx, o, seen)
 	return seen, a.nameStrays(ctx, seen)
 }
 
-// partly lets an answer pass that some of the brokers did not give, or that
-// leaves out partitions without a leader: those are unreadable, and the others
-// are compared.
-func (l *look) partly(err error) error {
+// listed asks for one side of the logs. What some of the brokers do not answer,
+// and partitions without a leader, are left out: those are unreadable, and the
+// others are compared. The client library asks for them for half a minute, which
+// is cut short.
+func (l *look) listed(ctx context.Context, list func(context.Context, ...string) (kadm.ListedOffsets, error), topics []string) (kadm.ListedOffsets, error) {
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	found, err := list(ctx, topics...)
 	var some *kadm.ShardErrors
 	if errors.As(err, &some) {
-		l.unlisted = err
-		return nil
+		l.unlisted, err = err, nil
 	}
-	return err
+	return found, err
 }
 
 func (a *Admin) verifiedTopics(ctx context.Context, names []string) (kadm.TopicDetails, error) {
@@ -162,6 +165,8 @@ func (a *Admin) lookAtEpochs(ctx context.Context, o *VerifyOptions, seen *look) 
 		seen.epochsKnown = true
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
 	var err error
 	if seen.epochs, err = a.admin.OffsetForLeaderEpoch(ctx, ask); err == nil {
 		seen.epochsKnown = true
