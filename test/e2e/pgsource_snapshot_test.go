@@ -105,3 +105,26 @@ func TestSnapshotLoadsAgain(t *testing.T) {
 	waitSim(t, sim, "the row behind the restart", func(v felderasim.View) bool { return v.Count("items") == 2 })
 	stopClean(t, d)
 }
+
+// Every type of the matrix in rows that were there before: what is copied is
+// what the stream brings, and verify says so.
+func TestSnapshotCarriesEveryType(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, createEveryType(t, pg))
+	sim := startSim(t, felderasim.Options{})
+	sim.RemovePipeline()
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": `public."Every Type"`})
+	says(t, verb(t, env, "-apply"), 0)
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	awaitCopies(t, env, 1)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEveryType(t, pg, sim)
+	wants(t, runVerb(t, env, "verify"), 0)
+	// The same values by the stream.
+	execSQL(t, pg, `UPDATE "Every Type" SET "Mixed Case" = 5`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEveryType(t, pg, sim)
+	stopClean(t, d)
+}
