@@ -72,7 +72,9 @@ func measurePgsource(ctx context.Context, o options, progress func(string, ...an
 	progress("%s: %d rows are behind slot %s", b.pg.Version, s.Count, baseSlot)
 
 	pgsource := func(name string, settings ...string) func(context.Context, string) (result, error) {
-		return func(ctx context.Context, slot string) (result, error) { return b.pgsource(ctx, feldera, name, program, slot, s.Count, settings) }
+		return func(ctx context.Context, slot string) (result, error) {
+			return b.pgsource(ctx, feldera, name, program, slot, s.Count, settings)
+		}
 	}
 	for round := range o.rounds {
 		for _, run := range []func(context.Context, string) (result, error){
