@@ -7,6 +7,7 @@
 #   test/postgres-matrix.sh              14 to 18
 #   test/postgres-matrix.sh 17 18        only these
 #   RUN=TestPgsourceSlot test/postgres-matrix.sh   only tests of that pattern
+#   PARALLEL=2 test/postgres-matrix.sh   so many tests at once instead of 4
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -68,7 +69,8 @@ for version in "${versions[@]}"; do
 	skip=$others${without[$version]:+|${without[$version]}}
 	echo "== $("$bin/postgres" --version): go test ${packages[*]} -run '$pattern' -skip '$skip'"
 	start=$SECONDS
-	if PATH="$bin:$PATH" go test -count=1 -p 1 -timeout 40m -tags snapshotload -run "$pattern" -skip "$skip" "${packages[@]}"; then
+	# The tests wait more than they compute.
+	if PATH="$bin:$PATH" go test -v -count=1 -p 1 -parallel "${PARALLEL:-4}" -timeout 60m -tags snapshotload -run "$pattern" -skip "$skip" "${packages[@]}" | grep -v --line-buffered '^=== '; then
 		echo "== PostgreSQL $version: passed in $((SECONDS - start)) s"
 	else
 		echo "== PostgreSQL $version: FAILED after $((SECONDS - start)) s"
