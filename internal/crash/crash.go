@@ -77,14 +77,15 @@ const (
 var CopyPoints = []Point{PgCopyBefore, PgCopyRead, PgCopySent, PgCopyProven, PgCopySaved}
 
 // ResyncPoints are those of a resync, which a daemon passes only when it is
-// asked for one, or the pipeline has lost rows.
+// asked for one, or the pipeline has lost rows. A repair passes the first.
 var ResyncPoints = []Point{PgRequestTaken, PgResyncBegun, PgResyncRows, PgResyncGhosts}
 
-// Points lists all other places.
+// Points lists all places.
 var Points = []Point{
 	PgBegin, PgBuffer, PgSpill, PgAdmitted, PgIntent, PgTxOpen, PgBeforeSend, PgSent, PgTxIngested, PgTxCommitted, PgAccepted, PgIngested,
 	PgCompleted, PgBeforeBookmark, PgAfterBookmark, PgAfterStatus, PgReconnect, PgShutdown, PgShutdownLastWord,
 	PgEpochNoted, PgClaimSent, PgClaimed, PgBeforeProgress, PgProgressSent, PgProgressCompleted,
+	PgCopyBefore, PgCopyRead, PgCopySent, PgCopyProven, PgCopySaved, PgRequestTaken, PgResyncBegun, PgResyncRows, PgResyncGhosts,
 	KafkaPolled, KafkaDecoded, KafkaBeforeSend, KafkaAccepted, KafkaIngested, KafkaCompleted, KafkaBeforeCommit, KafkaAfterCommit,
 	KafkaRevoke, KafkaDrain, KafkaLost, KafkaBeforeDLQ, KafkaAfterDLQ, KafkaShutdown,
 	KafkaClaimSent, KafkaClaimed, KafkaBeforeProgress, KafkaProgressSent, KafkaProgressCompleted,

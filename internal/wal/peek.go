@@ -525,7 +525,7 @@ func (k *peeker) ask(work context.Context, p *peekSession, f *peekFacts) error {
 	defer answer.asm.drop()
 	n, err := p.peek(work, limit, func() {
 		k.took = time.Since(began)
-		k.a.s.cfg.Phase(PhaseStreaming)
+		k.a.s.phaseStreaming()
 		k.a.s.cfg.Report(Status{Check: CheckSource, OK: true, Message: fmt.Sprintf("reading slot %s over plain SQL (PGSOURCE_TRANSPORT=peek)", k.a.s.cfg.Slot)})
 	}, answer.take)
 	k.ahead = append(k.ahead, answer.received...)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -46,6 +47,7 @@ CREATE TABLE right_accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, ver
 CREATE TABLE writers (id bigint PRIMARY KEY, n bigint NOT NULL);
 CREATE TABLE filler (id bigint PRIMARY KEY, note text, picture text, rate double precision);
 CREATE TABLE ledger (id bigserial, writer bigint NOT NULL, n bigint NOT NULL);
+CREATE TABLE added (id bigint PRIMARY KEY, v bigint NOT NULL, note text);
 CREATE TABLE unpublished (id bigserial PRIMARY KEY, note text);
 ALTER TABLE filler ALTER COLUMN picture SET STORAGE EXTERNAL`
 
@@ -73,17 +75,35 @@ CREATE TABLE left_accounts (id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT N
 CREATE TABLE right_accounts (id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL, version BIGINT NOT NULL) WITH ('materialized' = 'true');
 CREATE TABLE writers (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL) WITH ('materialized' = 'true');
 CREATE TABLE filler (id BIGINT NOT NULL PRIMARY KEY, note VARCHAR, picture VARCHAR, rate DOUBLE) WITH ('materialized' = 'true');
+CREATE TABLE added (id BIGINT NOT NULL PRIMARY KEY, v BIGINT NOT NULL, note VARCHAR) WITH ('materialized' = 'true');
 `
 
-var bankTables = []string{"left_accounts", "right_accounts", "writers", "filler", "ledger"}
+// bankTables are those that are always carried, with the one that has no key
+// last; addedTable is carried at times.
+var bankTables = []string{"left_accounts", "right_accounts", "writers", "filler", keylessTable}
 
-// bankRows fills the bank, in one transaction.
+const (
+	keylessTable = "ledger"
+	addedTable   = "added"
+	addedRows    = 24 // of several chunks in all
+)
+
+// The rows of filler that nobody writes begin behind quietRow.
+const (
+	quietRow  = 100_000
+	quietRows = 20
+)
+
+// bankRows fills the bank, in one transaction. The ledger stays empty: without
+// a key its rows could not be copied.
 var bankRows = fmt.Sprintf(`
 BEGIN;
 INSERT INTO left_accounts SELECT i, %[2]d, 0 FROM generate_series(1, %[1]d) i;
 INSERT INTO right_accounts SELECT i, %[2]d, 0 FROM generate_series(1, %[1]d) i;
 INSERT INTO writers SELECT i, 0 FROM generate_series(1, %[3]d) i;
-COMMIT`, accounts, balance, writers)
+INSERT INTO filler SELECT %[4]d + i, 'quiet', repeat('q', i) FROM generate_series(1, %[5]d) i;
+INSERT INTO added SELECT i, 0, repeat('a', 60000) FROM generate_series(1, %[6]d) i;
+COMMIT`, accounts, balance, writers, quietRow, quietRows, addedRows)
 
 // bankOracle watches every completed state of the destination and keeps what
 // a reader could have seen.
@@ -105,8 +125,12 @@ type bankOracle struct {
 	}
 	// recorded is the highest position of a progress row that was ever completed.
 	recorded uint64
-	// losing: the next incarnation begins with less than this one has.
-	losing bool
+	// losing: the next incarnation begins with less than this one has; lossy:
+	// also with less than was acknowledged.
+	losing, lossy bool
+	// lostUpTo is the last transaction of each writer that a pipeline held which
+	// lost what it had acknowledged.
+	lostUpTo [writers + 1]int64
 }
 
 func newBankOracle() *bankOracle {
@@ -127,7 +151,10 @@ func (o *bankOracle) observe(v felderasim.View) {
 	if incarnation != o.seen.incarnation && o.losing {
 		// The pipeline itself went back; from there it only goes on.
 		clear(o.versions)
-		o.losing = false
+		if o.lossy {
+			o.lostUpTo = o.held
+		}
+		o.losing, o.lossy = false, false
 	}
 	if incarnation == o.seen.incarnation && steps == o.seen.steps {
 		return
@@ -176,11 +203,34 @@ func (o *bankOracle) faults() (torn, regress, double []string, expected map[stri
 }
 
 // comesBack prepares for a pipeline that comes back with what it keeps: excuse
-// is why its states may be torn until everything has come to rest.
-func (o *bankOracle) comesBack(excuse string, losing bool) {
+// is why its states may be torn until everything has come to rest. losing: it
+// has less than it had; lossy: also of what was acknowledged.
+func (o *bankOracle) comesBack(excuse string, losing, lossy bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.excuse, o.losing = excuse, losing
+	o.excuse, o.losing, o.lossy = excuse, losing, lossy
+}
+
+// rests says that everything is equal: no state may be torn from here on.
+func (o *bankOracle) rests() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.excuse = ""
+}
+
+// lost gives the last transaction of each writer that was lost with a pipeline
+// at some time.
+func (o *bankOracle) lost() [writers + 1]int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lostUpTo
+}
+
+// expect counts something that is not promised.
+func (o *bankOracle) expect(what string, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.expected[what] += n
 }
 
 func (o *bankOracle) wrong() bool {
@@ -229,6 +279,8 @@ type bankWriter struct {
 	n      int64
 	// large makes every so many transactions large enough to be spilled.
 	large int
+	// added tells whether the table that is carried at times is.
+	added *atomic.Bool
 }
 
 // run writes transactions until ctx ends; gate holds it while somebody wants
@@ -298,6 +350,10 @@ func (w *bankWriter) transaction(ctx context.Context, conn *pgx.Conn) error {
 		fmt.Fprintf(&sql, "UPDATE filler SET note = 'y' WHERE id = %d;", w.random.IntN(200))
 	case 4:
 		sql.WriteString("INSERT INTO unpublished (note) VALUES (repeat('u', 500));")
+	case 5: // the note is not sent with it
+		if w.added.Load() {
+			fmt.Fprintf(&sql, "UPDATE added SET v = v + 1 WHERE id = %d;", w.random.IntN(addedRows)+1)
+		}
 	}
 	if w.large > 0 && w.random.IntN(w.large) == 0 {
 		base := 1000 * (w.id + 1)
@@ -319,23 +375,29 @@ func (w *bankWriter) transaction(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// difference compares every row of the two sides; "" = equal. twice is how many
-// rows of the ledger are there more often than once. Of the ledger
-// rows above since count alone.
-func difference(ctx context.Context, pg *harness.Postgres, sim *felderasim.Sim, since int64) (what string, twice int, err error) {
-	for _, table := range bankTables {
-		sql := "SELECT to_jsonb(t)::text FROM " + table + " t"
-		if table == "ledger" {
-			sql += fmt.Sprintf(" WHERE id > %d", since)
-		}
-		source, err := pg.Rows(ctx, sql)
+// differences are what a comparison of the two sides has found.
+type differences struct {
+	what string // "" = equal
+	// twice is how many rows of the ledger are there more often than once.
+	twice int
+	// gone is how many rows of the ledger are not there that were lost with a
+	// pipeline.
+	gone int
+}
+
+// difference compares every row of the two sides. The ledger has no key, so
+// what was acknowledged and lost with a pipeline does not come back: of each
+// writer the rows up to a transaction may be missing, and no others.
+func difference(ctx context.Context, pg *harness.Postgres, sim *felderasim.Sim, tables []string, lostUpTo [writers + 1]int64) (d differences, err error) {
+	for _, table := range tables {
+		source, err := pg.Rows(ctx, "SELECT to_jsonb(t)::text FROM "+table+" t")
 		if err != nil {
-			return "", 0, err
+			return d, err
 		}
 		want := make([]string, len(source))
 		for i, row := range source {
 			if want[i], err = canonical(row[0]); err != nil {
-				return "", 0, err
+				return d, err
 			}
 		}
 		var got []string
@@ -344,48 +406,62 @@ func difference(ctx context.Context, pg *harness.Postgres, sim *felderasim.Sim, 
 			if weighted {
 				n, err := strconv.Atoi(weight)
 				if err != nil {
-					return "", 0, err
+					return d, err
 				}
 				if n < 1 {
-					return fmt.Sprintf("%s: a row has weight %s: %s", table, weight, row), 0, nil
+					d.what = fmt.Sprintf("%s: a row has weight %s: %s", table, weight, row)
+					return d, nil
 				}
-				twice += n - 1
+				d.twice += n - 1
 			}
 			if row, err = canonical(row); err != nil {
-				return "", 0, err
-			}
-			if table == "ledger" && ledgerID(row) <= since {
-				continue
+				return d, err
 			}
 			got = append(got, row)
 		}
 		slices.Sort(want)
 		slices.Sort(got)
-		if table == "ledger" { // a row is itself by its number, wherever it stood
+		if table == keylessTable { // a row is itself by its number, wherever it stood
 			once := slices.Compact(slices.Clone(got))
-			twice += len(got) - len(once)
+			d.twice += len(got) - len(once)
 			got = once
+			want = slices.DeleteFunc(want, func(row string) bool {
+				_, there := slices.BinarySearch(got, row)
+				gone := !there && lostOfLedger(row, lostUpTo)
+				if gone {
+					d.gone++
+				}
+				return gone
+			})
 		}
 		for i := range max(len(want), len(got)) {
 			switch {
 			case i >= len(want):
-				return fmt.Sprintf("%s: a row too many in the destination: %.200s", table, got[i]), 0, nil
+				d.what = fmt.Sprintf("%s: a row too many in the destination: %.200s", table, got[i])
 			case i >= len(got):
-				return fmt.Sprintf("%s: a row is missing in the destination: %.200s", table, want[i]), 0, nil
+				d.what = fmt.Sprintf("%s: a row is missing in the destination: %.200s", table, want[i])
 			case want[i] != got[i]:
-				return fmt.Sprintf("%s: source %.200s, destination %.200s", table, want[i], got[i]), 0, nil
+				d.what = fmt.Sprintf("%s: source %.200s, destination %.200s", table, want[i], got[i])
+			default:
+				continue
 			}
+			return d, nil
 		}
 	}
-	return "", twice, nil
+	return d, nil
 }
 
-func ledgerID(row string) int64 {
-	var r struct{ ID int64 }
+// lostOfLedger tells whether a row of the ledger is of a transaction that a
+// pipeline held and lost.
+func lostOfLedger(row string, lostUpTo [writers + 1]int64) bool {
+	var r struct {
+		Writer int
+		N      int64
+	}
 	if err := json.Unmarshal([]byte(row), &r); err != nil {
 		panic(fmt.Sprintf("a row of the ledger that is none: %v", err))
 	}
-	return r.ID
+	return r.Writer >= 0 && r.Writer <= writers && r.N <= lostUpTo[r.Writer]
 }
 
 // canonical writes a JSON object with its keys in order.

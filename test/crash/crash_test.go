@@ -179,8 +179,10 @@ func TestGuaranteesNameEveryWrongBuild(t *testing.T) {
 
 // The comparison that the whole matrix rests on finds each kind of difference.
 func TestRowsOfTheLedgerAreKnown(t *testing.T) {
-	if id := ledgerID(`{"id":7,"n":1,"writer":2}`); id != 7 {
-		t.Errorf("%d", id)
+	for row, want := range map[string]bool{`{"id":7,"n":5,"writer":2}`: true, `{"id":7,"n":6,"writer":2}`: false, `{"id":7,"n":1,"writer":1}`: false, `{"id":7,"n":1,"writer":0}`: false} {
+		if got := lostOfLedger(row, [writers + 1]int64{2: 5}); got != want {
+			t.Errorf("%s may be lost: %v", row, got)
+		}
 	}
 	if got, err := canonical(`{"b":1, "a":2}`); err != nil || strings.ReplaceAll(got, " ", "") != `{"a":2,"b":1}` {
 		t.Errorf("%s %v", got, err)

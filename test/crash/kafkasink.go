@@ -374,10 +374,12 @@ func (w *counterWorld) sample(ctx context.Context) {
 	}
 }
 
+func (w *counterWorld) prepare(context.Context, crashCase, map[string]string) error { return nil }
+
 // provoke makes the daemon pass the places of a rebalance, of a dead letter
 // and of a shutdown.
-func (w *counterWorld) provoke(ctx context.Context, p crash.Point) error {
-	switch p {
+func (w *counterWorld) provoke(ctx context.Context, c crashCase) error {
+	switch c.point {
 	case crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:
 		w.mu.Lock()
 		defer w.mu.Unlock()

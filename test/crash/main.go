@@ -81,7 +81,8 @@ func list(text string) []string {
 // options say what is run.
 type options struct {
 	seed                     uint64
-	points, faults, variants []string // nil = all
-	dir                      string   // for files of the runs
+	points, faults, variants []string    // nil = all
+	cases                    []crashCase // of the matrix, instead of all that the plan gives
+	dir                      string      // for files of the runs
 	out                      io.Writer
 }

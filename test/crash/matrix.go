@@ -19,7 +19,11 @@ func runMatrix(ctx context.Context, opts options) (*result, error) {
 	fmt.Fprintf(opts.out, "seed %d\n", opts.seed)
 	r := newResult(opts.out)
 	byVariant := map[*variant][]crashCase{}
-	for _, c := range plan(opts.seed, opts.points, opts.faults) {
+	cases := opts.cases
+	if cases == nil {
+		cases = plan(opts.seed, opts.points, opts.faults)
+	}
+	for _, c := range cases {
 		if matches(c.variant.String(), opts.variants) {
 			byVariant[c.variant] = append(byVariant[c.variant], c)
 		}
@@ -92,10 +96,19 @@ func runVariant(ctx context.Context, opts options, r *result, v *variant, cases 
 // then everything has to be well again.
 func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	r := w.common()
-	log := filepath.Join(r.dir, strings.ReplaceAll(strings.ReplaceAll(c.name()+".log", " ", "-"), ",", ""))
+	log := filepath.Join(r.dir, strings.Map(func(r rune) rune {
+		if strings.ContainsRune(" ,()", r) {
+			return '-'
+		}
+		return r
+	}, c.name())+".log")
 	_ = os.Remove(log)
 	if err := r.stopDaemon(ctx); err != nil {
 		return false, err
+	}
+	armed := map[string]string{}
+	if err := w.prepare(ctx, c, armed); err != nil {
+		return false, fmt.Errorf("prepare: %w", err)
 	}
 	if c.fault.before != nil {
 		if err := c.fault.before(r); err != nil {
@@ -106,7 +119,7 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	if c.fault.action != "" {
 		action = c.fault.action
 	}
-	armed := map[string]string{"CRASH_AT": string(c.point) + ":" + strconv.Itoa(c.visit) + ":" + action, "CRASH_LOG": log}
+	armed["CRASH_AT"], armed["CRASH_LOG"] = string(c.point)+":"+strconv.Itoa(c.visit)+":"+action, log
 	if err := r.daemon.Restart(armed); err != nil {
 		return false, err
 	}
@@ -146,7 +159,7 @@ func (c crashCase) reach(ctx context.Context, w world, log string) (failed, err 
 			return nil, true
 		}
 		if time.Since(provoked) > 500*time.Millisecond {
-			failed = w.provoke(ctx, c.point)
+			failed = w.provoke(ctx, c)
 			provoked = time.Now() // the daemon is to have some time in between
 		}
 		return string(text), failed != nil

@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -32,13 +32,19 @@ type bankWorld struct {
 	// admin asks the server without a proxy; nil before the first question and
 	// after one that failed. It belongs to settle.
 	admin *pgx.Conn
-	// lost: the pipeline has lost what it had completed, and nobody has mended
-	// it yet.
-	lost   bool
-	lostAt time.Time
-	// since is the last row of the ledger that a loss may have taken.
-	since int64
-	twice int // as of the last comparison
+	// lost: the pipeline has lost what was acknowledged, and nobody has mended it
+	// yet. copying: something is to be copied.
+	lost, copying bool
+	// adds: the table that is carried at times is; added: writers write into it.
+	adds  bool
+	added atomic.Bool
+	// asked is when a verb asked the daemon for something; verbs are those that
+	// run beside it, which stopVerb ends.
+	asked    time.Time
+	verbs    sync.WaitGroup
+	stopVerb context.CancelFunc
+	// twice and gone are rows of the ledger, as of the last comparison.
+	twice, gone int
 }
 
 // openBank starts everything but the daemon.
@@ -52,8 +58,10 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if w.pg, err = harness.StartPostgres(ctx, harness.PostgresOptions{Settings: map[string]string{"max_connections": "50"}}); err != nil {
 		return nil, err
 	}
-	if err = w.pg.Exec(ctx, bankSource(opts.variant)); err != nil {
-		return nil, err
+	for _, sql := range []string{bankSource(opts.variant), bankRows} {
+		if err = w.pg.Exec(ctx, sql); err != nil {
+			return nil, err
+		}
 	}
 	w.sim, err = felderasim.New(felderasim.Options{
 		SQL: bankProgram(opts.variant), Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce, Observe: w.oracle.observe,
@@ -68,7 +76,7 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if w.proxy, err = harness.StartProxy(w.pg.Addr()); err != nil {
 		return nil, err
 	}
-	w.tap = newPostgresTap(w.oracle, opts.variant.progress)
+	w.tap = newPostgresTap(w.oracle, opts.variant)
 	w.proxy.Tap(w.tap.connection)
 	if w.program, err = opts.build(ctx); err != nil {
 		return nil, err
@@ -81,11 +89,10 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if err = w.ready(ctx); err != nil {
 		return nil, fmt.Errorf("first start: %w", err)
 	}
-	if err = w.pg.Exec(ctx, bankRows); err != nil {
-		return nil, err
-	}
-	// The first runs of a daemon make its slot: without that a crash proves
-	// nothing.
+	// The first run of a daemon makes its slot and copies what was there before:
+	// without that a crash proves nothing.
+	w.copying = true
+	w.oracle.comesBack("a table whose copy is not done has a part of its rows", false, false)
 	if err = w.settle(ctx); err != nil {
 		return nil, fmt.Errorf("first rows: %w", err)
 	}
@@ -93,7 +100,7 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	w.stopWriters, w.patience = stop, opts.patienceOr()
 	random := opts.random()
 	for id := 1; id <= writers; id++ {
-		writer := &bankWriter{id: id, random: rand.New(rand.NewPCG(random.Uint64(), 0)), large: 25}
+		writer := &bankWriter{id: id, random: rand.New(rand.NewPCG(random.Uint64(), 0)), large: 25, added: &w.added}
 		w.write(writing, func(ctx context.Context) { writer.run(ctx, w.pg, &w.gate) })
 	}
 	w.write(writing, w.sample)
@@ -106,19 +113,29 @@ func (w *bankWorld) env() map[string]string {
 		"PGSOURCE_TABLES": "public.left_accounts,public.right_accounts,public.writers,public.filler,public.ledger",
 		"PGSOURCE_CREATE": "true",
 		"PGSOURCE_STATE":  "file:" + w.stateFile(),
-		// The tables are empty when the slot is made; how existing rows are copied
-		// is test/snapshot's.
-		"PGSOURCE_SNAPSHOT": "never",
-		"FELDERA_URL":       w.sim.URL(), "FELDERA_PIPELINE": "p",
+		"FELDERA_URL":     w.sim.URL(), "FELDERA_PIPELINE": "p",
 		"FELDERA_REQUEST_TIMEOUT": "4s", "FELDERA_REQUEST_LIFETIME": "4s",
 		"PGSOURCE_MEMORY_LIMIT": "4MiB", "PGSOURCE_BATCH_ROWS": "200", "PGSOURCE_BATCH_BYTES": "256KiB",
 		"PGSOURCE_STALL_TIMEOUT": "5s", "PGSOURCE_SHUTDOWN_TIMEOUT": "5s", "PGSOURCE_SPILL_DIR": w.dir,
+		"PGSOURCE_SNAPSHOT_CHUNK_BYTES": "512KiB", // so that the larger tables have several
 	}
 }
 
 func (w *bankWorld) stateFile() string { return filepath.Join(w.pg.Dir(), "pgsource.json") }
 
+// tables gives those that are carried.
+func (w *bankWorld) tables() []string {
+	if w.adds {
+		return append([]string{addedTable}, bankTables...)
+	}
+	return bankTables
+}
+
 func (w *bankWorld) close() {
+	if w.stopVerb != nil {
+		w.stopVerb()
+	}
+	w.verbs.Wait()
 	w.rig.close()
 	if w.pg != nil {
 		_ = w.pg.Close()
@@ -134,8 +151,11 @@ func (w *bankWorld) unclean() {}
 // otherMember does nothing: a slot has one reader.
 func (w *bankWorld) otherMember(context.Context, bool) error { return nil }
 
-func (w *bankWorld) provoke(ctx context.Context, p crash.Point) error {
-	switch p {
+func (w *bankWorld) provoke(ctx context.Context, c crashCase) error {
+	if c.by != "" {
+		return w.provokeCopies(ctx, c)
+	}
+	switch c.point {
 	case crash.PgReconnect:
 		w.proxy.Cut()
 	case crash.PgShutdown, crash.PgShutdownLastWord:
@@ -232,28 +252,38 @@ func (w *bankWorld) settle(ctx context.Context) error {
 	if err := w.rest(limit); err != nil {
 		return err
 	}
-	diff, twice, err := difference(limit, w.pg, w.sim, w.since)
-	if err == nil && diff != "" && w.lost {
-		diff, twice, err = w.mend(limit, diff)
+	var d differences
+	var err error
+	if w.lost || w.copying {
+		d, err = w.heal(limit)
+	} else {
+		d, err = difference(limit, w.pg, w.sim, w.tables(), w.oracle.lost())
 	}
 	if err != nil {
 		return err
 	}
-	if diff != "" {
-		return &lostError{diff}
+	if d.what != "" {
+		return &lostError{d.what}
 	}
-	if more := twice - w.twice; more > 0 {
-		w.oracle.mu.Lock()
-		if w.variant.progress {
-			w.oracle.double = append(w.oracle.double, fmt.Sprintf("%d rows of the ledger are there once more than they should be", more))
-		} else {
-			w.oracle.expected["a row of a table without a key was applied once more, under at_least_once"] += more
-		}
-		w.oracle.mu.Unlock()
-	}
-	w.twice, w.lost = twice, false
-	w.oracle.comesBack("", false)
+	w.countTwice(d.twice - w.twice)
+	w.twice, w.gone, w.lost, w.copying = d.twice, d.gone, false, false
+	w.added.Store(false) // so that all of it is acknowledged when it is left out
+	w.oracle.rests()
 	return nil
+}
+
+// countTwice judges rows of the ledger that are there once more.
+func (w *bankWorld) countTwice(more int) {
+	if more <= 0 {
+		return
+	}
+	if !w.variant.progress {
+		w.oracle.expect("a row of a table without a key was applied once more, under at_least_once", more)
+		return
+	}
+	w.oracle.mu.Lock()
+	defer w.oracle.mu.Unlock()
+	w.oracle.double = append(w.oracle.double, fmt.Sprintf("%d rows of the ledger are there once more than they should be", more))
 }
 
 func (w *bankWorld) rest(ctx context.Context) error {
@@ -279,104 +309,21 @@ func (w *bankWorld) rest(ctx context.Context) error {
 	return nil
 }
 
-// mend is for a pipeline that has lost what was acknowledged. The daemon has to
-// load it again, or to have said so: then the rows are sent again by touching
-// them.
-func (w *bankWorld) mend(ctx context.Context, diff string) (string, int, error) {
-	healed, twice := false, 0
-	silent := harness.Eventually(ctx, "the tables are equal again, or the state gives notice of the loss", func(ctx context.Context) (any, bool) {
-		var now string
-		var err error
-		if now, twice, err = difference(ctx, w.pg, w.sim, w.since); err == nil && now == "" {
-			healed = true
-			return nil, true
-		}
-		return w.noticed()
-	})
-	if silent != nil {
-		return "", 0, &lostError{diff + "; and nobody noticed: " + silent.Error()}
-	}
-	if healed {
-		w.oracle.mu.Lock()
-		defer w.oracle.mu.Unlock()
-		w.oracle.expected["the pipeline lost rows, and pgsource loaded them again"]++
-		return "", twice, nil
-	}
-	w.oracle.mu.Lock()
-	w.oracle.expected["the pipeline lost rows, and pgsource gave notice"]++
-	w.oracle.mu.Unlock()
-	if err := w.stopDaemon(ctx); err != nil {
-		return "", 0, err
-	}
-	accepted, err := harness.Run(ctx, harness.DaemonOptions{Program: w.program, Args: []string{"state", "accept", "-yes"}, Env: w.settings})
-	if err != nil || accepted.ExitCode != 0 {
-		return "", 0, fmt.Errorf("accept the notice: %w, %+v", err, accepted)
-	}
-	if err := w.daemon.Restart(nil); err != nil {
-		return "", 0, err
-	}
-	for _, sql := range []string{
-		"UPDATE left_accounts SET version = version + 1; UPDATE right_accounts SET version = version + 1; UPDATE writers SET n = n",
-		// A changed picture is sent, an unchanged one is not. What was deleted
-		// since the checkpoint is back, and goes by being put in and deleted.
-		"INSERT INTO filler SELECT i, 'mended' FROM generate_series(0, 6000) i ON CONFLICT (id) DO UPDATE SET picture = filler.picture || ''",
-		"DELETE FROM filler WHERE note = 'mended'",
-	} {
-		if err := w.pg.Exec(ctx, sql); err != nil {
-			return "", 0, err
-		}
-	}
-	if err := w.rest(ctx); err != nil {
-		return "", 0, err
-	}
-	return difference(ctx, w.pg, w.sim, w.since)
-}
-
 func (w *bankWorld) crashDestination(ctx context.Context, keep core.Keep) {
 	switch {
 	case keep == core.KeepJournal:
-		w.oracle.comesBack("a pipeline that comes back from its journal commits what was open, as is its way", false)
+		w.oracle.comesBack("a pipeline that comes back from its journal commits what was open, as is its way", false, false)
 		w.sim.Crash(keep)
 	case keep == core.KeepCheckpoint && w.variant.durable:
 		told := w.tap.told()
-		w.oracle.comesBack("", true)
+		w.oracle.comesBack("", true, false)
 		w.sim.Crash(keep)
 		w.tap.holdAgainst(told, w.sim.Rows("writers"))
 	default:
-		w.lost, w.lostAt = true, time.Now()
-		release := w.gate.hold()
-		w.since = w.ledgerEnd(ctx)
-		release()
-		w.oracle.comesBack("a pipeline that lost rows lacks them until they are sent again", true)
+		w.lost = true
+		w.oracle.comesBack("a pipeline that lost rows lacks them until they are sent again", true, true)
 		w.sim.Crash(keep)
 	}
-}
-
-// noticed tells whether the state gives notice of what the pipeline lost last.
-func (w *bankWorld) noticed() (seen any, is bool) {
-	text, err := os.ReadFile(w.stateFile())
-	if err != nil {
-		return err, false
-	}
-	var st struct {
-		Record struct {
-			Notices []struct {
-				Noticed time.Time `json:"noticed_at"`
-			} `json:"notices"`
-		} `json:"record"`
-	}
-	err = json.Unmarshal(text, &st)
-	n := len(st.Record.Notices)
-	return fmt.Sprintf("%s %v", text, err), err == nil && n > 0 && st.Record.Notices[n-1].Noticed.After(w.lostAt)
-}
-
-// ledgerEnd gives the ledger's last row, which a loss can take.
-func (w *bankWorld) ledgerEnd(ctx context.Context) int64 {
-	n, err := harness.QueryValue[int64](ctx, w.pg, "SELECT coalesce(max(id), 0) FROM ledger")
-	if err != nil {
-		panic(fmt.Sprintf("a server that nobody stopped does not answer: %v", err))
-	}
-	return n
 }
 
 func (w *bankWorld) variantOf() *variant { return w.variant }
@@ -386,9 +333,9 @@ func (w *bankWorld) wrong() bool {
 }
 
 func (w *bankWorld) compareNow(ctx context.Context) error {
-	diff, _, err := difference(ctx, w.pg, w.sim, w.since)
-	if err == nil && diff != "" {
-		err = &lostError{diff}
+	d, err := difference(ctx, w.pg, w.sim, w.tables(), w.oracle.lost())
+	if err == nil && d.what != "" {
+		err = &lostError{d.what}
 	}
 	return err
 }

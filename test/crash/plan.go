@@ -24,7 +24,9 @@ type variant struct {
 	progress bool
 	// durable: it acknowledges what a checkpoint holds.
 	durable bool
-	open    func(context.Context, worldOptions) (world, error)
+	// peek: it reads and acknowledges over plain SQL.
+	peek bool
+	open func(context.Context, worldOptions) (world, error)
 }
 
 func (v *variant) String() string { return v.daemon + " " + v.name }
@@ -34,8 +36,13 @@ var variants = []*variant{
 	{daemon: "pgsource", name: "effectively_once", progress: true, open: openBank, settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once"}},
 	{daemon: "pgsource", name: "at_least_once", open: openBank, settings: map[string]string{"PGSOURCE_DELIVERY": "at_least_once"}},
 	{
+		daemon: "pgsource", name: "peek", progress: true, peek: true, open: openBank,
+		settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_TRANSPORT": "peek"},
+	},
+	{
 		daemon: "pgsource", name: "durable", progress: true, durable: true, open: openBank,
-		settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_ACK_ON": "durable"},
+		// Each chunk of a copy waits for two checkpoints.
+		settings: map[string]string{"PGSOURCE_DELIVERY": "effectively_once", "PGSOURCE_ACK_ON": "durable", "PGSOURCE_SNAPSHOT_CHUNK_BYTES": "8MiB"},
 	},
 	{daemon: "kafkasink", name: "effectively_once", progress: true, open: openCounters, settings: map[string]string{"KAFKASINK_DELIVERY": "effectively_once"}},
 	{daemon: "kafkasink", name: "at_least_once", open: openCounters, settings: map[string]string{"KAFKASINK_DELIVERY": "at_least_once"}},
@@ -73,9 +80,37 @@ type crashCase struct {
 	fault   *fault
 	// visit is which visit of the place it is.
 	visit int
+	// by is what brings the daemon to the place, where a stream does not.
+	by way
+}
+
+// way is how a pgsource comes to copy rows beside the stream.
+type way string
+
+const (
+	byAddition way = "a table is added"
+	byResync   way = "resync"
+	byRepair   way = "verify -repair"
+)
+
+// waysTo gives the ways in which a daemon comes to a place; nil for the places
+// that need none of them.
+func waysTo(p crash.Point) []way {
+	switch {
+	case slices.Contains(crash.CopyPoints, p):
+		return []way{byAddition, byResync, byRepair}
+	case p == crash.PgRequestTaken:
+		return []way{byResync, byRepair}
+	case slices.Contains(crash.ResyncPoints, p):
+		return []way{byResync}
+	}
+	return nil
 }
 
 func (c crashCase) name() string {
+	if c.by != "" {
+		return fmt.Sprintf("%s at %s (%s), %s", c.variant, c.point, c.by, c.fault.name)
+	}
 	return fmt.Sprintf("%s at %s, %s", c.variant, c.point, c.fault.name)
 }
 
@@ -85,13 +120,12 @@ func (c crashCase) name() string {
 // gives the same runs.
 func plan(seed uint64, points, faultNames []string) []crashCase {
 	var cases []crashCase
-	add := func(v *variant, p crash.Point, f *fault) {
-		c := crashCase{variant: v, point: p, fault: f, visit: 1}
-		if often(p) {
-			c.visit += c.random(seed).IntN(6)
-		}
+	add := func(v *variant, p crash.Point, f *fault, by way) {
+		c := crashCase{variant: v, point: p, fault: f, visit: 1, by: by}
+		c.visit += c.random(seed).IntN(c.visits())
 		cases = append(cases, c)
 	}
+	led := int(seed % 7) // counts the runs that a way leads to
 	// met counts how often a variant has suffered a fault, and come to a place;
 	// the one with the least is next.
 	met := map[string]int{}
@@ -118,8 +152,13 @@ func plan(seed uint64, points, faultNames []string) []crashCase {
 				}
 				met[f.name+v.String()]++
 				met[string(p)+v.String()]++
+				var by way
+				if ways := waysTo(p); ways != nil {
+					led++
+					by = ways[led%len(ways)]
+				}
 				if matches(string(p), points) && matches(f.name, faultNames) {
-					add(v, p, f)
+					add(v, p, f, by)
 				}
 			}
 		}
@@ -170,9 +209,26 @@ func uncovered(cases []crashCase) (missing []string) {
 	return slices.Compact(missing)
 }
 
+// visits gives how many visits of its place the daemon makes at least.
+func (c *crashCase) visits() int {
+	switch {
+	case slices.Contains(crash.CopyPoints, c.point):
+		if c.by == byRepair || c.variant.durable { // one chunk
+			return 1
+		}
+		return 3
+	case often(c.point):
+		return 6
+	}
+	return 1
+}
+
 // often tells whether a steady stream passes the place again and again, so
 // that a later visit than the first is worth a try.
 func often(p crash.Point) bool {
+	if waysTo(p) != nil {
+		return false
+	}
 	switch p {
 	case crash.PgEpochNoted, crash.PgClaimSent, crash.PgClaimed, crash.KafkaClaimSent, crash.KafkaClaimed, crash.PgShutdown, crash.PgShutdownLastWord, crash.PgReconnect,
 		crash.KafkaShutdown, crash.KafkaRevoke, crash.KafkaLost, crash.KafkaDrain, crash.KafkaBeforeDLQ, crash.KafkaAfterDLQ:

@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"holdfast/internal/crash"
 	"holdfast/test/felderasim"
 	"holdfast/test/felderasim/core"
 	"holdfast/test/harness"
@@ -46,8 +45,12 @@ type world interface {
 	crashDestination(ctx context.Context, keep core.Keep)
 	// unclean tells the oracle that the daemon ends without order.
 	unclean()
+	// prepare is called before each run, while no daemon runs, and sees to it
+	// that the next one comes to the place of the run; it may add to the
+	// daemon's configuration.
+	prepare(ctx context.Context, c crashCase, env map[string]string) error
 	// provoke makes the daemon pass places that a steady stream does not.
-	provoke(ctx context.Context, p crash.Point) error
+	provoke(ctx context.Context, c crashCase) error
 	// flow waits until the daemon acknowledges again while the writers write.
 	flow(ctx context.Context) error
 	// settle holds the writers, waits until everything is acknowledged

@@ -241,9 +241,7 @@ func (b *wrongBuild) play(ctx context.Context, opts options, w world) error {
 				c.fault = &faults[i]
 			}
 		}
-		if often(b.point) {
-			c.visit += c.random(opts.seed).IntN(6)
-		}
+		c.visit += c.random(opts.seed).IntN(c.visits())
 		reached, err := c.run(ctx, w)
 		if err == nil && !reached {
 			err = fmt.Errorf("%s was not reached", b.point)

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"regexp"
 	"strconv"
+	"strings"
 	"sync"
+
+	"github.com/jackc/pglogrepl"
 
 	"holdfast/internal/decode"
 	"holdfast/test/harness"
@@ -15,10 +20,14 @@ import (
 // status update at the moment it is sent, before the server has it. The end
 // state alone would miss most wrong orders: a position that is confirmed too
 // early loses nothing unless a crash follows at the right moment.
+//
+// Of a pgsource that peeks it hears the answers to its queries, and the queries
+// with which it advances the slot: each is judged as a status update is.
 type postgresTap struct {
 	oracle *bankOracle
 	// progress: a transaction is proven by its progress row, not by its rows.
 	progress bool
+	peeks    bool
 
 	mu sync.Mutex
 	// ends are the transactions in commit order that the server has sent and
@@ -45,40 +54,92 @@ type ended struct {
 	n      int64
 }
 
-func newPostgresTap(o *bankOracle, progress bool) *postgresTap {
-	return &postgresTap{oracle: o, progress: progress, idle: make(map[uint64]bool)}
+func newPostgresTap(o *bankOracle, v *variant) *postgresTap {
+	return &postgresTap{oracle: o, progress: v.progress, peeks: v.peek, idle: make(map[uint64]bool)}
 }
 
 // connection makes the two ears of one connection.
 func (t *postgresTap) connection() [2]func([]byte) {
 	var ears [2]func([]byte)
-	up := &framer{first: true, message: t.fromClient}
-	down := &framer{}
-	decoder := decode.NewPgOutput()
-	var open ended
-	down.message = func(kind byte, body []byte) {
-		if kind == 'd' {
-			t.fromServer(body, decoder, &open)
-		}
-	}
+	c := &heard{t: t, decoder: decode.NewPgOutput()}
+	up := &framer{first: true, message: c.fromClient}
+	down := &framer{message: c.fromServer}
 	ears[harness.Up], ears[harness.Down] = up.add, down.add
 	return ears
 }
 
-// fromServer takes one CopyData of the server. Ordinary connections carry
-// none.
-func (t *postgresTap) fromServer(body []byte, decoder *decode.PgOutput, open *ended) {
-	m, err := decode.ParseCopy(body)
-	if err != nil {
-		return // the daemon will say what is wrong with it
+// heard is what was heard on one connection.
+type heard struct {
+	t       *postgresTap
+	decoder *decode.PgOutput
+	open    ended
+	query   string // the last one, which the server answers
+}
+
+// fromServer takes one message of the server: of a stream, or an answer to one
+// who peeks. Other connections carry neither.
+func (c *heard) fromServer(kind byte, body []byte) {
+	c.t.mu.Lock()
+	defer c.t.mu.Unlock()
+	switch {
+	case kind == 'd':
+		m, err := decode.ParseCopy(body)
+		switch {
+		case err != nil: // the daemon will say what is wrong with it
+		case m.Kind == decode.CopyKeepalive:
+			c.t.idle[m.WALEnd] = true
+		default:
+			c.change(m.Data)
+		}
+	case kind == 'D' && c.t.peeks:
+		c.row(body)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if m.Kind == decode.CopyKeepalive {
-		t.idle[m.WALEnd] = true
-		return
+}
+
+// row takes a row of an answer: a message of the slot, or what the server says
+// of itself before it is asked for those.
+func (c *heard) row(body []byte) {
+	values, ok := dataRow(body)
+	const flush = 6 // of the facts: up to there the next answer has everything
+	switch {
+	case !ok:
+	case len(values) == 1 && strings.Contains(c.query, "FROM peeked"):
+		c.change(values[0])
+	case len(values) > flush && string(values[0]) == "facts":
+		if at, err := pglogrepl.ParseLSN(string(values[flush])); err == nil {
+			c.t.idle[uint64(at)] = true
+		}
 	}
-	msg, err := decoder.Decode(m.Data)
+}
+
+// dataRow takes the values of a row apart; false where it is none.
+func dataRow(body []byte) (values [][]byte, ok bool) {
+	if len(body) < 2 {
+		return nil, false
+	}
+	n := int(binary.BigEndian.Uint16(body))
+	for body = body[2:]; n > 0; n-- {
+		if len(body) < 4 {
+			return nil, false
+		}
+		size := int(int32(binary.BigEndian.Uint32(body)))
+		body = body[4:]
+		if size > len(body) {
+			return nil, false
+		}
+		if size < 0 {
+			values = append(values, nil)
+			continue
+		}
+		values, body = append(values, body[:size]), body[size:]
+	}
+	return values, len(body) == 0
+}
+
+// change takes one message of pgoutput. The caller holds the lock.
+func (c *heard) change(data []byte) {
+	t, open := c.t, &c.open
+	msg, err := c.decoder.Decode(data)
 	if err != nil {
 		return
 	}
@@ -105,18 +166,38 @@ func (t *postgresTap) fromServer(body []byte, decoder *decode.PgOutput, open *en
 	}
 }
 
-// fromClient takes one message of the daemon and checks a status update.
-func (t *postgresTap) fromClient(kind byte, body []byte) {
-	if kind != 'd' || len(body) != 34 || body[0] != 'r' {
-		return
-	}
-	write, flush, apply := binary.BigEndian.Uint64(body[1:]), binary.BigEndian.Uint64(body[9:]), binary.BigEndian.Uint64(body[17:])
+// advanced finds the position in a query that advances the slot.
+var advanced = regexp.MustCompile(`pg_replication_slot_advance\('holdfast', '([0-9A-F]+/[0-9A-F]+)'\)`)
+
+// fromClient takes one message of the daemon and checks what it acknowledges.
+func (c *heard) fromClient(kind byte, body []byte) {
+	t := c.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.updates++
-	if write != flush || apply != flush {
-		t.invented = append(t.invented, fmt.Sprintf("write %s, flush %s and apply %s differ", decode.FormatLSN(write), decode.FormatLSN(flush), decode.FormatLSN(apply)))
+	switch {
+	case kind == 'd' && len(body) == 34 && body[0] == 'r':
+		write, flush, apply := binary.BigEndian.Uint64(body[1:]), binary.BigEndian.Uint64(body[9:]), binary.BigEndian.Uint64(body[17:])
+		if write != flush || apply != flush {
+			t.invented = append(t.invented, fmt.Sprintf("write %s, flush %s and apply %s differ", decode.FormatLSN(write), decode.FormatLSN(flush), decode.FormatLSN(apply)))
+		}
+		t.acknowledged(flush)
+	case kind == 'Q' && t.peeks:
+		c.query = string(bytes.TrimSuffix(body, []byte{0}))
+		if m := advanced.FindStringSubmatch(c.query); m != nil {
+			at, err := pglogrepl.ParseLSN(m[1])
+			if err != nil {
+				t.invented = append(t.invented, fmt.Sprintf("%q: %v", m[1], err))
+				return
+			}
+			t.acknowledged(uint64(at))
+		}
 	}
+}
+
+// acknowledged judges a position at the moment at which the daemon tells it. The
+// caller holds the lock.
+func (t *postgresTap) acknowledged(flush uint64) {
+	t.updates++
 	if flush < t.confirmed {
 		t.back = append(t.back, fmt.Sprintf("%s after %s", decode.FormatLSN(flush), decode.FormatLSN(t.confirmed)))
 	}
