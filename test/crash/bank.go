@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -283,10 +284,15 @@ type bankWriter struct {
 	added *atomic.Bool
 }
 
+// writerPause is how long a writer leaves a server in peace that refused it.
+const writerPause = 100 * time.Millisecond
+
 // run writes transactions until ctx ends; gate holds it while somebody wants
 // to compare.
 func (w *bankWriter) run(ctx context.Context, pg *harness.Postgres, gate *gate) {
 	var conn *pgx.Conn
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	defer func() {
 		if conn != nil {
 			_ = conn.Close(context.WithoutCancel(ctx))
@@ -312,11 +318,16 @@ func (w *bankWriter) run(ctx context.Context, pg *harness.Postgres, gate *gate) 
 		}()
 		if err != nil && ctx.Err() == nil {
 			// The server is being restarted, or two writers met: again, on a new
-			// connection.
+			// connection. A server that recovers needs its processor for that.
 			if conn != nil {
 				_ = conn.Close(ctx)
 			}
 			conn = nil
+			pause.Reset(writerPause)
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+			}
 		}
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -247,7 +246,7 @@ func (w *bankWorld) quoted(table string) string { return `"public"."` + table + 
 // without counting them twice.
 func (w *bankWorld) heal(ctx context.Context) (d differences, err error) {
 	var looked time.Time
-	err = harness.Eventually(ctx, "copies make the two sides equal", func(ctx context.Context) (any, bool) {
+	err = w.eventually(ctx, "copies make the two sides equal", func(ctx context.Context) (any, bool) {
 		st, err := w.readState()
 		switch {
 		case err != nil:
@@ -263,11 +262,8 @@ func (w *bankWorld) heal(ctx context.Context) (d differences, err error) {
 		d, err = difference(ctx, w.pg, w.sim, w.tables(), w.oracle.lost())
 		return fmt.Sprint(d.what, " ", err), err == nil && d.what == ""
 	})
-	if errors.Is(err, context.DeadlineExceeded) {
-		return d, &lostError{fmt.Sprintf("%s; and copies do not put it right: %v", d.what, w.noProgress(context.WithoutCancel(ctx), err))}
-	}
 	if err != nil {
-		return d, err
+		return d, &lostError{fmt.Sprintf("%s; and copies do not put it right: %v", d.what, w.noProgress(context.WithoutCancel(ctx), err))}
 	}
 	switch {
 	case w.lost && d.gone > w.gone:

@@ -20,7 +20,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A selection of the matrix that fits into every run of the tests: at steps
 // between two rungs, a SIGKILL, an answer that is lost, and a pipeline that
-// goes back, under each of the levels of delivery.
+// goes back, under each of the levels of delivery; and, over plain SQL, one run
+// for each way to copy rows, and a loss that is healed.
 func TestSelection(t *testing.T) {
 	for name, opts := range map[string]options{
 		"pgsource": {
@@ -28,6 +29,12 @@ func TestSelection(t *testing.T) {
 			faults: []string{"SIGKILL", "response lost", "journal"},
 		},
 		"kafkasink": {variants: []string{"kafkasink"}, points: []string{"kafkasink.accepted", "kafkasink.progress-sent", "kafkasink.before-commit", "kafkasink.after-dlq"}, faults: []string{"SIGKILL"}},
+		"copies": {points: []string{"copy-sent", "copy-proven", "request-taken", "resync-ghosts"}, faults: []string{"SIGKILL", "nothing"}, cases: []crashCase{
+			selected(peeking, crash.PgCopySent, byAddition, "SIGKILL"),
+			selected(peeking, crash.PgCopyProven, byResync, "SIGKILL"),
+			selected(peeking, crash.PgRequestTaken, byRepair, "SIGKILL"),
+			selected(peeking, crash.PgResyncGhosts, byResync, "destination back with nothing"),
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -42,6 +49,11 @@ func TestSelection(t *testing.T) {
 			}
 		})
 	}
+}
+
+// selected is one run of the matrix.
+func selected(variant string, p crash.Point, by way, fault string) crashCase {
+	return crashCase{variant: variantNamed(variant), point: p, by: by, fault: faultNamed(fault), visit: 1}
 }
 
 type testOutput struct{ t *testing.T }

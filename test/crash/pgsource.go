@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -118,6 +119,7 @@ func (w *bankWorld) env() map[string]string {
 		"PGSOURCE_MEMORY_LIMIT": "4MiB", "PGSOURCE_BATCH_ROWS": "200", "PGSOURCE_BATCH_BYTES": "256KiB",
 		"PGSOURCE_STALL_TIMEOUT": "5s", "PGSOURCE_SHUTDOWN_TIMEOUT": "5s", "PGSOURCE_SPILL_DIR": w.dir,
 		"PGSOURCE_SNAPSHOT_CHUNK_BYTES": "512KiB", // so that the larger tables have several
+		"PGSOURCE_VERIFY_RATE":          "0",
 	}
 }
 
@@ -157,7 +159,11 @@ func (w *bankWorld) provoke(ctx context.Context, c crashCase) error {
 	}
 	switch c.point {
 	case crash.PgReconnect:
-		w.proxy.Cut()
+		// Only who has come as far as to stream connects anew: one that is cut off
+		// while it looks at the server begins from the start, again and again.
+		if status, _, err := w.daemon.Get(ctx, "/readyz"); err == nil && status == http.StatusOK {
+			w.proxy.Cut()
+		}
 	case crash.PgShutdown, crash.PgShutdownLastWord:
 		return w.terminate(ctx)
 	}
@@ -296,7 +302,7 @@ func (w *bankWorld) rest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = harness.Eventually(ctx, "confirmed_flush_lsn reaches "+decode.FormatLSN(end), func(ctx context.Context) (any, bool) {
+	err = w.eventually(ctx, "confirmed_flush_lsn reaches "+decode.FormatLSN(end), func(ctx context.Context) (any, bool) {
 		at, err := w.ask(ctx, confirmedSQL)
 		if err != nil {
 			return err, false

@@ -170,7 +170,7 @@ func (r *rig) flow(ctx context.Context, moved func() int, enough int) error {
 	limit, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
 	from := moved()
-	err := harness.Eventually(limit, "acknowledgements after the fault, under load", func(context.Context) (any, bool) {
+	err := r.eventually(limit, "acknowledgements after the fault, under load", func(context.Context) (any, bool) {
 		n := moved() - from
 		return n, n >= enough
 	})
@@ -178,6 +178,20 @@ func (r *rig) flow(ctx context.Context, moved func() int, enough int) error {
 		return r.noProgress(ctx, err)
 	}
 	return nil
+}
+
+// eventually is harness.Eventually for what a daemon does: it ends early where
+// the daemon has ended by itself.
+func (r *rig) eventually(ctx context.Context, what string, cond func(context.Context) (any, bool)) error {
+	var gone error
+	err := harness.Eventually(ctx, what, func(ctx context.Context) (any, bool) {
+		seen, done := cond(ctx)
+		if code, ended := r.daemon.ExitCode(); ended && !done {
+			gone = fmt.Errorf("wait for %s: the daemon has ended by itself, with code %d; last seen: %v", what, code, seen)
+		}
+		return seen, done || gone != nil
+	})
+	return cmp.Or(gone, err)
 }
 
 // noProgress adds what the daemon says to an error.

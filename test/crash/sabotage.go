@@ -48,6 +48,7 @@ func (b *wrongBuild) name() string {
 const (
 	effectively = "pgsource effectively_once"
 	atLeast     = "pgsource at_least_once"
+	peeking     = "pgsource peek"
 	kafka       = "kafkasink at_least_once"
 	kafkaOnce   = "kafkasink effectively_once"
 )
@@ -235,12 +236,7 @@ func (b *wrongBuild) tryWorld(ctx context.Context, opts options, wrong sabotage.
 // play lets the daemon do what the wrong build does wrong.
 func (b *wrongBuild) play(ctx context.Context, opts options, w world) error {
 	if b.scenario == nil {
-		c := crashCase{variant: w.variantOf(), point: b.point, visit: 1}
-		for i := range faults {
-			if faults[i].name == b.fault {
-				c.fault = &faults[i]
-			}
-		}
+		c := crashCase{variant: w.variantOf(), point: b.point, fault: faultNamed(b.fault), visit: 1}
 		c.visit += c.random(opts.seed).IntN(c.visits())
 		reached, err := c.run(ctx, w)
 		if err == nil && !reached {
@@ -258,6 +254,15 @@ func variantNamed(name string) *variant {
 		}
 	}
 	panic("no variant " + name)
+}
+
+func faultNamed(name string) *fault {
+	for i := range faults {
+		if faults[i].name == name {
+			return &faults[i]
+		}
+	}
+	panic("no fault " + name)
 }
 
 // traffic lets rows come until something is found wrong, for some seconds.
