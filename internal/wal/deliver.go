@@ -663,6 +663,9 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 	if e.Rung == ack.Ingested {
 		crash.Here(crash.PgIngested)
 	} else {
+		if b.row { // in a transaction of the pipeline or by itself
+			crash.Here(crash.PgProgressCompleted)
+		}
 		crash.Here(crash.PgCompleted)
 	}
 	d.a.evidence(b.first, b.last, e.Rung)
