@@ -338,7 +338,7 @@ func (w *bankWriter) transaction(ctx context.Context, conn *pgx.Conn) error {
 	}
 	var sql strings.Builder
 	// Writers think, or two cores do nothing else.
-	fmt.Fprintf(&sql, "BEGIN; SELECT pg_sleep(%f);", 0.01+0.03*w.random.Float64())
+	fmt.Fprintf(&sql, "BEGIN; SELECT pg_sleep(%f);", 0.02+0.06*w.random.Float64())
 	move := func() {
 		from, a := pick()
 		to, b := pick()
