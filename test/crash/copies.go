@@ -43,9 +43,7 @@ func (w *bankWorld) prepare(ctx context.Context, c crashCase, env map[string]str
 	}
 	switch c.by {
 	case byAddition:
-		w.add(env)
-		// Nobody tells a pgsource that does not carry the table.
-		return w.pg.Exec(ctx, "UPDATE added SET v = v + 1")
+		return w.add(ctx, env)
 	case byResync:
 		if err := w.damage(ctx); err != nil {
 			return err
@@ -58,10 +56,17 @@ func (w *bankWorld) prepare(ctx context.Context, c crashCase, env map[string]str
 }
 
 // add has the next daemon carry one table more, and the writers write into it.
-func (w *bankWorld) add(env map[string]string) {
+// Its rows have changed while no stream had them.
+func (w *bankWorld) add(ctx context.Context, env map[string]string) error {
+	for _, sql := range []string{"UPDATE added SET v = v + 1", "ALTER PUBLICATION holdfast ADD TABLE " + addedTable} {
+		if err := w.pg.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
 	env["PGSOURCE_TABLES"] += ",public." + addedTable
 	w.adds, w.copying = true, true
 	w.added.Store(true)
+	return nil
 }
 
 // leaveOut takes the table that is carried at times out, where it is carried.
