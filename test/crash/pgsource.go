@@ -253,7 +253,11 @@ func (w *bankWorld) settle(ctx context.Context) error {
 	release := w.gate.hold()
 	defer release()
 	defer w.hangUp(ctx)
-	limit, cancel := context.WithTimeout(ctx, w.patience)
+	patience := w.patience
+	if w.lost || w.copying {
+		patience *= 2 // tables are read again, one after the other
+	}
+	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := w.rest(limit); err != nil {
 		return err
