@@ -46,4 +46,18 @@ const (
 	StartWithoutWait      Wrong = "start-without-wait"       // requests of the process before are not waited out
 	HandOverWithoutWait   Wrong = "hand-over-without-wait"   // nor are those of the owner before
 	ReplayApart           Wrong = "replay-apart"             // a replay becomes visible transaction by transaction
+
+	// Of copies of existing rows.
+	CopyBelievesDelivered Wrong = "copy-believes-delivered" // a read that lacks a transaction delivered before it is used
+	CopySuspectsNobody    Wrong = "copy-suspects-nobody"    // nor is one looked for that the process before has delivered
+	CopyByPosition        Wrong = "copy-by-position"        // a commit before the read's position counts as seen by it
+	CopySettlesAtOnce     Wrong = "copy-settles-at-once"    // a first read does not wait for whom the publication lacks
+	CopyAfterRewrite      Wrong = "copy-after-rewrite"      // the table's files are not compared between two chunks
+	CopyLocksLate         Wrong = "copy-locks-late"         // the snapshot is taken before the lock
+	CopyAbsenceStands     Wrong = "copy-absence-stands"     // what a read does not find is deleted whatever the stream has brought since
+	CopyWithoutShadow     Wrong = "copy-without-shadow"     // a change that leaves out values takes the row's copy away
+	CopyNewKeyOnly        Wrong = "copy-new-key-only"       // a change of the key leaves the copy of the old one
+	CopyOldKeyOnly        Wrong = "copy-old-key-only"       // or that of the new one
+	CopyGhostUnasked      Wrong = "copy-ghost-unasked"      // a key that one read has not found is deleted without another
+	CopyJobGoneIsDone     Wrong = "copy-job-gone-is-done"   // a resync takes a copy that the state does not have for done
 )

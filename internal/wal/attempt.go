@@ -164,7 +164,14 @@ func (s *Source) attempt(ctx context.Context, r *ready) (acknowledged bool, err 
 	acknowledged = a.ledger.Acknowledged() > a.start
 	var changed *feldera.IncarnationChanged
 	var again *replayError
-	if (errors.As(a.failure, &changed) || errors.As(a.failure, &again)) && !acknowledged && l != nil && ctx.Err() == nil {
+	failed := (errors.As(a.failure, &changed) || errors.As(a.failure, &again)) && ctx.Err() == nil
+	if failed {
+		if refused := s.struggle.copyFailed(d.copiesUnderWay(), a.failure); refused != nil {
+			s.reportFailure(CheckSnapshot, refused)
+			return acknowledged, refused
+		}
+	}
+	if failed && !acknowledged && l != nil {
 		if refused := s.struggle.attemptFailed(l, a.failure); refused != nil {
 			s.reportFailure(CheckDestination, refused)
 			return false, refused

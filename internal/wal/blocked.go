@@ -134,7 +134,7 @@ func (d *deliverer) alreadyIn(b *batch) (tables []string) {
 // rows of it already.
 func (d *deliverer) refusedIn(tx *transaction, out *output, lo, hi int, refused *feldera.ArrayRefusedError, torn []string) error {
 	r := *refused.Refusal
-	r.What = rowsNamed(out, lo, hi, refused.Index) + ", which the pipeline refuses"
+	r.What = rowsNamed(&out.array, lo, hi, refused.Index) + ", which the pipeline refuses"
 	r.Where = out.where(tx.end, r.Where)
 	r.Do = fmt.Sprintf("mend the rule in the pipeline that refuses it, and start pgsource again; or, as the last resort, write this transaction to a file and pass over all of it: pgsource skip %s", decode.FormatLSN(tx.end))
 	if len(torn) > 0 {
@@ -165,14 +165,14 @@ func (out *output) where(end uint64, inTable string) string {
 }
 
 // rowsNamed names a row by its key, or as one of several.
-func rowsNamed(out *output, lo, hi, index int) string {
+func rowsNamed(array *feldera.Array, lo, hi, index int) string {
 	switch {
 	case index >= 0:
-		return "row " + out.array.Key(index)
+		return "row " + array.Key(index)
 	case hi-lo == 1:
-		return "row " + out.array.Key(lo)
+		return "row " + array.Key(lo)
 	default:
-		return fmt.Sprintf("one of %d rows, the first one %s, the last one %s", hi-lo, out.array.Key(lo), out.array.Key(hi-1))
+		return fmt.Sprintf("one of %d rows, the first one %s, the last one %s", hi-lo, array.Key(lo), array.Key(hi-1))
 	}
 }
 
@@ -187,7 +187,7 @@ func (d *deliverer) unanswered(ctx context.Context, out *output, lo, hi int, b *
 			hi-lo, out.table.Name, decode.FormatLSN(b.end), stuck)}
 	}
 	r := &decode.Refusal{
-		Reason: decode.ReasonRejected, What: rowsNamed(out, lo, hi, -1), Where: out.where(l.last, ""),
+		Reason: decode.ReasonRejected, What: rowsNamed(&out.array, lo, hi, -1), Where: out.where(l.last, ""),
 		Why:      stuck.Error(),
 		Expected: "an answer within FELDERA_REQUEST_TIMEOUT",
 		Do: fmt.Sprintf("give the request more time (FELDERA_REQUEST_TIMEOUT, FELDERA_REQUEST_LIFETIME) or less to carry (PGSOURCE_BATCH_ROWS, PGSOURCE_BATCH_BYTES), look at what is between pgsource and the pipeline, and start pgsource again; "+

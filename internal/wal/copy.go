@@ -277,6 +277,7 @@ func (c *copier) save(ctx context.Context, ch *chunk) error {
 				t.Copied, t.At, t.Rows = true, received, left.Rows
 			}
 			st.Quiet = len(st.Jobs) == 0
+			next.Resyncs = rowsCopied(next.Resyncs, ch.job.ID)
 		}
 		next.Snapshot = st
 		return true
@@ -289,6 +290,7 @@ func (c *copier) save(ctx context.Context, ch *chunk) error {
 	s.cfg.Metrics.snapshot.seconds.Observe(ch.took.Seconds())
 	if over {
 		s.cfg.Metrics.snapshot.percent.WithLabelValues(ch.job.table().String()).Set(100)
+		s.struggle.copyDone(ch.job.table().String())
 		s.log.InfoContext(ctx, "copy done", "kind", string(ch.job.Kind), "table", ch.job.table().String(), "rows", left.Rows, "restarts", left.Restarts)
 		s.copies.changed()
 		return nil
@@ -404,9 +406,21 @@ func (d *deliverer) copyDue(delivered uint64) bool {
 	if d.opened != nil || !d.a.merge.due(delivered) {
 		return false
 	}
+	apart := d.copyApart(delivered)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.copying < maxCopying
+	if apart || d.apart {
+		return len(d.inFlight) == 0 && len(d.copying) == 0
+	}
+	return len(d.copying) < maxCopying
+}
+
+// copyRequest is one request of copied rows.
+type copyRequest struct {
+	ch   *chunk
+	keys []string // of its rows, as the merge has them
+	// named are its rows for people, where they go alone.
+	named string
 }
 
 // sendCopied sends the next rows of the chunk, between two batches.
@@ -415,37 +429,34 @@ func (d *deliverer) sendCopied(work context.Context) error {
 	if ch == nil {
 		return nil // it is on its way
 	}
-	rows, _ := d.a.merge.next(copyRows, copyBytes)
+	table, struggle := ch.job.table().String(), &d.a.s.struggle
+	rows, _ := d.a.merge.next(copyRows, copyBytes, func(key string) bool { return struggle.suspected(table, key) }, struggle.apart(table))
+	if len(rows) > 0 {
+		if err := d.encodeCopied(ch, rows); err != nil {
+			return err
+		}
+	}
 	left, err := d.a.merge.left()
 	if err != nil {
 		return nil //nolint:nilerr // the copier reads the chunk again
 	}
-	var token feldera.Token
 	if len(rows) > 0 {
-		if token, err = d.postCopied(work, ch, rows); err != nil {
+		if err := d.postCopied(work, ch, rows); err != nil {
 			return err
 		}
 		crash.Here(crash.PgCopySent)
 	}
 	d.mu.Lock()
 	ch.sentAll = left == 0
-	if len(rows) > 0 {
-		d.copying++
-		ch.sending++
-	}
 	done := ch.sentAll && ch.sending == 0
 	d.mu.Unlock()
 	if done {
 		ch.proven.close()
 	}
-	if len(rows) > 0 {
-		d.completions.Watch(token, func(e feldera.Evidence) { d.copiedEvidence(ch, e) })
-	}
 	return nil
 }
 
-func (d *deliverer) postCopied(work context.Context, ch *chunk, rows []copiedRow) (feldera.Token, error) {
-	out := d.outputFor(ch.encoder.Table())
+func (d *deliverer) encodeCopied(ch *chunk, rows []copiedRow) error {
 	d.copied.Reset()
 	for i := range rows {
 		change := decode.OrderChange{Op: decode.Insert, Relation: ch.rel, After: rows[i].values, Position: decode.Position{LSN: ch.through}}
@@ -453,35 +464,86 @@ func (d *deliverer) postCopied(work context.Context, ch *chunk, rows []copiedRow
 			change.Op, change.Before, change.After = decode.Delete, rows[i].values, nil
 		}
 		if err := d.copied.Add(ch.encoder, &change); err != nil {
-			return feldera.Token{}, fmt.Errorf("%s of %s: %w", ch.job.Kind, ch.rel, err)
+			err = ch.about(err)
+			d.a.s.reportFailure(CheckSnapshot, err)
+			return err
 		}
 	}
-	token, err := out.writer.Send(work, &d.copied)
+	return nil
+}
+
+// postCopied sends the rows that are encoded, and leaves them in flight.
+func (d *deliverer) postCopied(work context.Context, ch *chunk, rows []copiedRow) error {
+	err := d.postCopiedRows(work, ch, rows, 0, len(rows))
+	if refused, ok := errors.AsType[*feldera.ArrayRefusedError](err); ok {
+		err = d.partCopied(work, ch, rows, refused)
+	}
+	if _, refused := errors.AsType[*decode.Refusal](err); refused {
+		d.a.s.reportFailure(CheckSnapshot, err)
+	}
+	return err
+}
+
+// postCopiedRows is postCopied for the rows lo to below hi.
+func (d *deliverer) postCopiedRows(work context.Context, ch *chunk, rows []copiedRow, lo, hi int) error {
+	out := d.outputFor(ch.encoder.Table())
+	req := &copyRequest{ch: ch, keys: make([]string, 0, hi-lo)}
+	for i := lo; i < hi; i++ {
+		req.keys = append(req.keys, rows[i].key)
+	}
+	apart := d.a.s.struggle.suspected(ch.job.table().String(), rows[lo].key)
+	if apart {
+		req.named = rowsNamed(&d.copied, lo, hi, -1)
+	}
+	d.mu.Lock()
+	d.copying = append(d.copying, req)
+	d.apart = apart
+	ch.sending++
+	d.mu.Unlock()
+	token, err := out.writer.SendRows(work, &d.copied, lo, hi)
 	if err != nil {
-		return token, fmt.Errorf("%s of %s, %d rows for table %s: %w", ch.job.Kind, ch.rel, len(rows), out.table.Name, err)
+		d.mu.Lock()
+		d.copying = slices.DeleteFunc(d.copying, func(r *copyRequest) bool { return r == req })
+		ch.sending--
+		if _, refused := errors.AsType[*feldera.ArrayRefusedError](err); !refused {
+			d.copyFailed = req // it may be applied, or still be
+		}
+		d.mu.Unlock()
+	}
+	if stuck, ok := errors.AsType[*feldera.UnansweredError](err); ok {
+		return d.unansweredCopy(ch, lo, hi, stuck)
+	}
+	if err != nil {
+		return fmt.Errorf("%s of %s, %d rows for table %s: %w", ch.job.Kind, ch.rel, hi-lo, out.table.Name, err)
 	}
 	m := d.cfg.Metrics
-	m.snapshot.rows.WithLabelValues(ch.rel.String(), string(ch.job.Kind)).Add(float64(len(rows)))
-	m.sentBytes.Add(float64(d.copied.Bytes()))
+	m.snapshot.rows.WithLabelValues(ch.rel.String(), string(ch.job.Kind)).Add(float64(hi - lo))
+	m.sentBytes.Add(float64(d.copied.BytesOf(lo, hi)))
 	d.cfg.Beat()
-	return token, nil
+	d.completions.Watch(token, func(e feldera.Evidence) { d.copiedEvidence(req, e) })
+	return nil
 }
 
 // copiedEvidence takes what is proven of one request of copied rows. It runs on
 // the poller, or the checkpointer.
-func (d *deliverer) copiedEvidence(ch *chunk, e feldera.Evidence) {
+func (d *deliverer) copiedEvidence(req *copyRequest, e feldera.Evidence) {
 	switch {
 	case e.Err != nil:
 		d.lose(e.Err)
 		return
 	case e.Rung == ack.Completed && d.durability != nil:
-		d.durability.Watch(e, func(e feldera.Evidence) { d.copiedEvidence(ch, e) })
+		d.durability.Watch(e, func(e feldera.Evidence) { d.copiedEvidence(req, e) })
 		return
 	case e.Rung < d.cfg.AckOn:
 		return
 	}
+	ch := req.ch
+	d.a.s.struggle.copied(ch.job.table().String(), req.keys)
 	d.mu.Lock()
-	d.copying--
+	d.copying = slices.DeleteFunc(d.copying, func(r *copyRequest) bool { return r == req })
+	if len(d.copying) == 0 {
+		d.apart = false
+	}
 	ch.sending--
 	done := ch.sentAll && ch.sending == 0
 	d.mu.Unlock()

@@ -210,19 +210,29 @@ func (s *Source) wantsCopy(first, slotMade bool) bool {
 // planCopies compares the mapped tables with those that the state knows, and
 // takes on a job for each one whose existing rows are to be carried.
 func (s *Source) planCopies(ctx context.Context, conn *pgx.Conn, r *ready) error {
+	for {
+		if planned, err := s.tryPlanCopies(ctx, conn, r); planned || err != nil {
+			return err
+		}
+	}
+}
+
+// tryPlanCopies is planCopies; false where a job was taken on meanwhile, which
+// the plan would lose.
+func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (planned bool, err error) {
 	st, err := s.keeper.get(ctx)
 	if err != nil || st == nil {
-		return err
+		return true, err
 	}
 	next, wanted := s.plannedTables(st.Snapshot, r)
 	empty, err := s.checkCopies(ctx, conn, r, next, wanted)
 	if err != nil {
-		return err
+		return false, err
 	}
 	var settle uint64
 	if len(wanted) > 0 {
 		if settle, err = nextXID(ctx, conn); err != nil {
-			return err
+			return false, err
 		}
 	}
 	for _, t := range wanted {
@@ -234,14 +244,26 @@ func (s *Source) planCopies(ctx context.Context, conn *pgx.Conn, r *ready) error
 	}
 	err = s.keeper.must(ctx, func(to *State) bool {
 		was := to.Snapshot
+		if planned = was.last() == st.Snapshot.last(); !planned {
+			return false
+		}
 		to.Snapshot = next
+		to.Resyncs = withoutJobs(to.Resyncs, was, next)
 		return was == nil || len(was.Tables) != len(next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
-	if err == nil {
+	if err == nil && planned {
 		s.copies.changed()
 		s.showCopies(nil, 0, 0)
 	}
-	return err
+	return planned, err
+}
+
+// last is the number of the job taken on last, 0 for none.
+func (st *snapshotState) last() uint64 {
+	if st == nil {
+		return 0
+	}
+	return st.Last
 }
 
 // plannedTables gives the state with the tables as they are mapped now, and the
@@ -314,19 +336,24 @@ func (s *Source) checkCopies(ctx context.Context, conn *pgx.Conn, r *ready, st *
 	return empty, nil
 }
 
-// checkReadable refuses a table that the role may not read.
+// checkReadable refuses a table of which the role may not read every row. Rights
+// on all columns are not enough: the table has to be locked.
 func checkReadable(ctx context.Context, conn *pgx.Conn, name tableName) error {
-	var may bool
-	err := conn.QueryRow(ctx, `SELECT has_table_privilege($1, 'SELECT') OR has_any_column_privilege($1, 'SELECT')`, name.String()).Scan(&may)
+	var may, hidden bool
+	err := conn.QueryRow(ctx, `SELECT has_table_privilege($1, 'SELECT'), row_security_active($1)`, name.String()).Scan(&may, &hidden)
+	role := quoteIdentifier(conn.Config().User)
+	r := &decode.Refusal{Reason: decode.ReasonSetup, What: "snapshot", Where: "source table " + name.String()}
 	switch {
 	case err != nil:
 		return classify("look up the rights on "+name.String(), err)
 	case !may:
-		return &decode.Refusal{
-			Reason: decode.ReasonSetup, What: "snapshot", Where: "source table " + name.String(), Why: "the role may not read it, which streaming does not need and copying its rows does",
-			Expected: "SELECT on every table that is copied",
-			Do:       fmt.Sprintf("GRANT SELECT ON %s TO %s; or set PGSOURCE_SNAPSHOT=never", name, quoteIdentifier(conn.Config().User)),
-		}
+		r.Why, r.Expected = "the role may not read it, which streaming does not need and copying its rows does", "SELECT on every table that is copied"
+		r.Do = fmt.Sprintf("GRANT SELECT ON %s TO %s; or set PGSOURCE_SNAPSHOT=never", name, role)
+		return r
+	case hidden:
+		r.Why, r.Expected = "row security holds for the role, and would hide rows from the copy", "a role that sees every row of the tables that are copied"
+		r.Do = fmt.Sprintf("ALTER ROLE %s BYPASSRLS; or set PGSOURCE_SNAPSHOT=never", role)
+		return r
 	}
 	return nil
 }
@@ -454,6 +481,12 @@ func (c *copies) next() <-chan struct{} {
 // Errors: ErrCopiesFull; a *decode.Refusal for a table that cannot be copied;
 // ctx's.
 func (s *Source) SubmitCopy(ctx context.Context, c *Copy) (id uint64, err error) {
+	return s.submit(ctx, c, func(*State, uint64) {})
+}
+
+// submit is SubmitCopy; note puts into the state, in one with the job, what it is
+// taken on for.
+func (s *Source) submit(ctx context.Context, c *Copy, note func(next *State, id uint64)) (id uint64, err error) {
 	if err := s.copyable(c); err != nil {
 		return 0, err
 	}
@@ -482,6 +515,7 @@ func (s *Source) SubmitCopy(ctx context.Context, c *Copy) (id uint64, err error)
 		}
 		id = st.add(&own, 0).ID
 		next.Snapshot = st
+		note(next, id)
 		return true
 	})
 	if err = errors.Join(err, full); err != nil {
@@ -518,8 +552,9 @@ func (s *Source) copyable(c *Copy) error {
 	return nil
 }
 
-// AwaitCopy waits until a job is done: the evidence for its last row has come.
-// A job that is not known counts as done.
+// AwaitCopy waits until a job is not in the state any more: the evidence for its
+// last row has come, or it was given up, since its table is not carried any more
+// or has lost its key.
 func (s *Source) AwaitCopy(ctx context.Context, id uint64) error {
 	for {
 		changed := s.copies.next()

@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
+	"holdfast/internal/sabotage"
 )
 
 const (
@@ -202,11 +203,15 @@ func (c *chunkReader) inTransaction(ctx context.Context, job *copyJob) (ch *chun
 	if !partitioned {
 		from = "ONLY " + from // what inherits from it is published under its own name
 	}
+	lock := "LOCK TABLE " + from + " IN ACCESS SHARE MODE"
+	if sabotage.On(sabotage.CopyLocksLate) {
+		lock = "SELECT; " + lock
+	}
 	_, err = c.conn.Exec(ctx, fmt.Sprintf(`BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY;
 		SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d;
 		SET LOCAL row_security = off; SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off;
-		LOCK TABLE %s IN ACCESS SHARE MODE`,
-		copyStatementTimeout.Milliseconds(), copyLockTimeout.Milliseconds(), copyIdleTimeout.Milliseconds(), from), pgx.QueryExecModeSimpleProtocol)
+		%s`,
+		copyStatementTimeout.Milliseconds(), copyLockTimeout.Milliseconds(), copyIdleTimeout.Milliseconds(), lock), pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
 		return nil, copyFault("lock table "+job.table().String(), err)
 	}
@@ -265,13 +270,13 @@ func (c *chunkReader) fence(ctx context.Context, ch *chunk) error {
 	if timeline := fmt.Sprintf("%08X", c.a.ready.identity.timeline); !strings.HasPrefix(walFile, timeline) {
 		return &outage{what: "take a snapshot", why: "the connection goes to a server of another timeline than the stream's", soon: true}
 	}
-	if ch.job.Settle > 0 && ch.view.xmin < ch.job.Settle {
+	if ch.job.Settle > 0 && ch.view.xmin < ch.job.Settle && !sabotage.On(sabotage.CopySettlesAtOnce) {
 		return c.unsettled(ctx)
 	}
 	if err := c.a.merge.fence(ch.view); err != nil {
 		return err
 	}
-	if c.settled {
+	if c.settled || sabotage.On(sabotage.CopySuspectsNobody) {
 		return nil
 	}
 	return c.suspects(ctx, ch)
@@ -395,7 +400,7 @@ func (c *chunkReader) describe(ctx context.Context, ch *chunk) error {
 	if err := c.files(ctx, ch); err != nil {
 		return err
 	}
-	if job.Shape != nil && !job.Shape.same(ch.shape) {
+	if job.Shape != nil && !job.Shape.same(ch.shape) && !sabotage.On(sabotage.CopyAfterRewrite) {
 		return errRestart
 	}
 	return nil
@@ -589,7 +594,7 @@ func (c *chunkReader) readRange(ctx context.Context, ch *chunk, from string) err
 	ask := firstFetch
 	for {
 		began, before := time.Now(), len(ch.rows)
-		got, full, err := c.fetch(ctx, ch, fmt.Sprintf("FETCH %d FROM chunk", ask), len(key), cfg.ChunkBytes)
+		got, full, err := c.fetch(ctx, ch, fmt.Sprintf("FETCH %d FROM chunk", ask), key, cfg.ChunkBytes)
 		switch {
 		case err != nil:
 			return err
@@ -612,10 +617,10 @@ func (c *chunkReader) readRange(ctx context.Context, ch *chunk, from string) err
 	}
 }
 
-// fetch reads the rows of one statement, each with keys columns of its key
-// behind it. It keeps those that fit into limit, and at least the first; full
+// fetch reads the rows of one statement, each with the columns that it is read
+// along behind it. It keeps those that fit into limit, and at least the first; full
 // says that it has left some. got is how many there were.
-func (c *chunkReader) fetch(ctx context.Context, ch *chunk, sql string, keys, limit int) (got int, full bool, err error) {
+func (c *chunkReader) fetch(ctx context.Context, ch *chunk, sql string, order []string, limit int) (got int, full bool, err error) {
 	results := c.conn.PgConn().Exec(ctx, sql) // the simple protocol: texts as the stream has them
 	for results.NextResult() {
 		rows := results.ResultReader()
@@ -624,7 +629,7 @@ func (c *chunkReader) fetch(ctx context.Context, ch *chunk, sql string, keys, li
 			if full = full || (len(ch.rows) > 0 && ch.bytes >= limit); full {
 				continue
 			}
-			if addErr := ch.add(rows.Values(), keys); addErr != nil && err == nil {
+			if addErr := ch.add(rows.Values(), order); addErr != nil && err == nil {
 				err, full = addErr, true
 			}
 		}
@@ -638,17 +643,21 @@ func (c *chunkReader) fetch(ctx context.Context, ch *chunk, sql string, keys, li
 	return got, full, err
 }
 
-// add takes one row, whose texts are the driver's.
-func (ch *chunk) add(texts [][]byte, keys int) error {
-	n := len(ch.rel.Columns)
+// add takes one row, whose texts are the driver's: its columns, and those that
+// it is read along.
+func (ch *chunk) add(texts [][]byte, order []string) error {
+	n, keys := len(ch.rel.Columns), len(order)
 	if len(texts) != n+keys {
 		return fmt.Errorf("broken invariant: a row of %s has %d columns", ch.rel, len(texts))
 	}
 	values, err := ch.values(ch.rel.Columns, texts[:n])
-	if err != nil {
-		return err
+	var key []byte
+	if err == nil {
+		key, err = ch.encoder.AppendKey(nil, values, nil)
 	}
-	key, err := ch.encoder.AppendKey(nil, values, nil)
+	if refused, ok := errors.AsType[*decode.Refusal](err); ok {
+		return ch.about(keyed(refused, order, texts[n:]))
+	}
 	if err != nil {
 		return err
 	}
@@ -755,19 +764,26 @@ func (c *chunkReader) fetchKeys(ctx context.Context, ch *chunk, sql string, keyC
 			return nil
 		}
 		last = number
-		absent, err := ch.absentRow(keyColumns, texts[1:1+n])
-		if err != nil {
+		names := ch.encoder.KeyColumns()
+		about := func(err error) error {
+			if refused, ok := errors.AsType[*decode.Refusal](err); ok {
+				return ch.about(keyed(refused, names, texts[1:1+n]))
+			}
 			return err
 		}
-		present := bytes.Equal(texts[1+n], []byte("t"))
+		absent, err := ch.absentRow(keyColumns, texts[1:1+n])
+		if err != nil {
+			return about(err)
+		}
+		present := bytes.Equal(texts[1+n], []byte("t")) && (!sabotage.On(sabotage.CopyGhostUnasked) || ch.job.Kind != CopyResync)
 		if present {
 			values, err := ch.values(ch.rel.Columns, texts[2+n:])
 			if err != nil {
-				return err
+				return about(err)
 			}
 			key, err := ch.encoder.AppendKey(nil, values, nil)
 			if err != nil {
-				return err
+				return about(err)
 			}
 			put(copiedRow{key: string(key), values: values})
 			if string(key) == absent.key {

@@ -92,9 +92,12 @@ type deliverer struct {
 	// undurable counts the batches that are completed and wait for a
 	// checkpoint. They take no memory but this and their units in the ledger.
 	undurable int
-	// copying counts the requests of copied rows that wait for evidence. lost: no
-	// more evidence comes.
-	copying  int
+	// copying are the requests of copied rows that wait for evidence; they stay
+	// when no more of it comes (lost). copyFailed is one that ended without an
+	// outcome. apart: the rows on their way go alone.
+	copying    []*copyRequest
+	copyFailed *copyRequest
+	apart      bool
 	lost     bool
 	finished signal
 	stopping time.Time // when the work ended; zero before
@@ -237,6 +240,10 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 		if due := d.copyDue(delivered); due && (!some || !d.turned) {
 			return []*transaction{}, nil
 		}
+		var finished signal // what copied rows that go alone wait for
+		if d.copyApart(delivered) {
+			finished = d.finished
+		}
 		if some && !d.holdsBack(received) {
 			left := d.cfg.BatchAge - time.Since(since)
 			if full || left <= 0 {
@@ -258,6 +265,7 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 		select {
 		case <-d.a.queue.arrived:
 		case <-d.a.merge.wake:
+		case <-finished:
 		case <-turn.C:
 			d.lookAround()
 		case <-work.Done():
@@ -266,11 +274,12 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 	}
 }
 
-// waitForRoom waits until fewer than InFlight batches wait for completion.
+// waitForRoom waits until fewer than InFlight batches wait for completion; where
+// something fails again and again, until nothing does.
 func (d *deliverer) waitForRoom(work context.Context) bool {
 	turn := time.NewTicker(idleTurn)
 	defer turn.Stop()
-	for d.unfinished() >= d.cfg.InFlight || (d.unfinished() > 0 && d.a.s.struggle.cautious()) {
+	for d.unfinished() >= d.cfg.InFlight || d.mustStandAlone() {
 		select {
 		case <-d.finished:
 		case <-turn.C:
@@ -346,14 +355,18 @@ func (d *deliverer) unfinished() int {
 func (d *deliverer) unproven() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.inFlight) + d.undurable + d.copying
+	if d.lost {
+		return 0
+	}
+	return len(d.inFlight) + d.undurable + len(d.copying)
 }
 
-// copiesProven tells whether no request of copied rows waits for evidence.
+// copiesProven tells whether no copied rows can be under way: none wait for
+// evidence, or have ended without an outcome.
 func (d *deliverer) copiesProven() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.copying == 0 && !d.lost
+	return len(d.copying) == 0 && d.copyFailed == nil && !d.lost
 }
 
 // deliver sends one batch. When a transaction in the middle of it is refused,
@@ -687,7 +700,7 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 // lose ends the attempt: nothing more can be proven in it.
 func (d *deliverer) lose(err error) {
 	d.mu.Lock()
-	d.inFlight, d.undurable, d.copying, d.lost = nil, 0, 0, true
+	d.inFlight, d.undurable, d.lost = nil, 0, true
 	d.mu.Unlock()
 	d.a.fail(err)
 	d.finished.set()

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/sabotage"
 )
 
 // Rows that are read from a table beside the stream are merged with it here.
@@ -142,6 +143,9 @@ func (m *merge) wants(tx *transaction, table uint32) bool {
 		m.passed[tx.xid] = m.count
 	}
 	w := m.win
+	if sabotage.On(sabotage.CopyByPosition) && w != nil && w.phase == windowFilled && tx.end <= w.through {
+		return false
+	}
 	return w != nil && w.table == table && w.broken == "" && (w.phase == windowOpen || !w.view.sees(w.view.widen(tx.xid)))
 }
 
@@ -244,7 +248,7 @@ func (m *merge) fence(v view) error {
 		switch {
 		case v.sees(v.widen(xid)):
 			delete(m.passed, xid)
-		case at <= w.since:
+		case at <= w.since && !sabotage.On(sabotage.CopyBelievesDelivered):
 			return fmt.Errorf("%w: transaction %d was delivered and is not visible yet", errReadAgain, xid)
 		}
 	}
@@ -309,9 +313,14 @@ func (w *window) apply(n *notedChange) {
 			w.rows[i].gone = true
 		}
 		clear(w.index)
-	case n.op != decode.Update || n.partial == nil || (n.old != "" && n.old != n.now):
-		w.take(n.old)
-		w.take(n.now)
+	case n.op != decode.Update || n.partial == nil || (n.old != "" && n.old != n.now) || sabotage.On(sabotage.CopyWithoutShadow):
+		keyChange := n.old != "" && n.now != "" && n.old != n.now
+		if !keyChange || !sabotage.On(sabotage.CopyNewKeyOnly) {
+			w.take(n.old)
+		}
+		if !keyChange || !sabotage.On(sabotage.CopyOldKeyOnly) {
+			w.take(n.now)
+		}
 	default:
 		w.complete(n)
 	}
@@ -319,7 +328,7 @@ func (w *window) apply(n *notedChange) {
 
 // take leaves a key to the stream.
 func (w *window) take(key string) {
-	if i, ok := w.index[key]; ok {
+	if i, ok := w.index[key]; ok && (!w.rows[i].absent || !sabotage.On(sabotage.CopyAbsenceStands)) {
 		w.rows[i].gone = true
 		delete(w.index, key)
 	}
@@ -365,17 +374,43 @@ func (m *merge) due(delivered uint64) bool {
 	return w != nil && w.phase == windowFilled && w.broken == "" && w.sent < len(w.rows) && delivered >= w.through
 }
 
+// nextKey gives the key of the row that goes out next, "" for none.
+func (m *merge) nextKey() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.win
+	if w == nil || w.phase != windowFilled || w.broken != "" {
+		return ""
+	}
+	for i := w.sent; i < len(w.rows); i++ {
+		if !w.rows[i].gone {
+			return w.rows[i].key
+		}
+	}
+	return ""
+}
+
 // next gives out rows, at most the given number and about as many bytes, at
-// least one if any is left. They are the destination's from here on.
-func (m *merge) next(rows, bytes int) (out []copiedRow, columns []string) {
+// least one if any is left. They are the destination's from here on. Those that
+// apart names go by themselves, at most few at a time.
+func (m *merge) next(rows, bytes int, apart func(key string) bool, few int) (out []copiedRow, columns []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.win
 	if w == nil || w.phase != windowFilled || w.broken != "" {
 		return nil, nil
 	}
+	alone := false
 	for w.sent < len(w.rows) && len(out) < rows && (len(out) == 0 || bytes > 0) {
 		row := w.rows[w.sent]
+		if !row.gone {
+			suspect := apart(row.key)
+			if len(out) == 0 {
+				alone = suspect
+			} else if suspect != alone || (alone && len(out) == few) {
+				break
+			}
+		}
 		w.rows[w.sent] = copiedRow{}
 		w.sent++
 		if row.gone {

@@ -394,7 +394,7 @@ func (w *mergeWorld) send(rows int) {
 	if !w.m.due(uint64(w.at)) {
 		return
 	}
-	out, columns := w.m.next(rows, 1<<20)
+	out, columns := w.m.next(rows, 1<<20, func(string) bool { return false }, 0)
 	if len(columns) != 3 {
 		w.t.Fatalf("columns %q", columns)
 	}

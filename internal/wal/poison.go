@@ -40,6 +40,8 @@ type struggle struct {
 	// narrow: transactions up to it are delivered one at a time, since one of
 	// them, nobody knows which, is what a request gets no answer for.
 	narrow uint64
+	// suspects are copied rows that may be what ends attempts.
+	suspects copySuspects
 }
 
 // cautious tells whether transactions are to be delivered one at a time.
@@ -195,7 +197,7 @@ func (a *attempt) goesAs(out *output, lo, hi int) {
 	if !a.s.struggle.cautious() {
 		return
 	}
-	named := rowsNamed(out, lo, hi, -1) + " of table " + out.table.Spelling()
+	named := rowsNamed(&out.array, lo, hi, -1) + " of table " + out.table.Spelling()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.load != nil {

@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/crash"
 	"holdfast/internal/decode"
+	"holdfast/internal/sabotage"
 	"holdfast/internal/wal/runs"
 )
 
@@ -45,9 +46,47 @@ type resyncState struct {
 	// it. Job is that copy, 0 before.
 	Began time.Time `json:"began_at,omitzero"`
 	Job   uint64    `json:"job,omitzero"`
-	// Ghosts: the rows are there, the keys that are too many are looked for.
+	// Ghosts: the rows are there, the keys that are too many are looked for. It is
+	// written in one with the end of Job, so that a job that is gone in another way
+	// is not taken for done.
 	Ghosts bool `json:"ghosts,omitzero"`
 }
+
+// rowsCopied gives the resyncs when a copy is done.
+func rowsCopied(list []resyncState, job uint64) []resyncState {
+	for i := range list {
+		if list[i].Job == job && !list[i].Ghosts {
+			list = slices.Clone(list)
+			list[i].Ghosts = true
+			return list
+		}
+	}
+	return list
+}
+
+// withoutJobs gives the resyncs when the copies of was that are not in next are
+// given up: a resync that needs one of them begins again.
+func withoutJobs(list []resyncState, was, next *snapshotState) []resyncState {
+	if was == nil {
+		return list
+	}
+	list = slices.Clone(list)
+	for i := range was.Jobs {
+		j := &was.Jobs[i]
+		if j.Kind != CopyResync || next.job(j.ID) != nil {
+			continue
+		}
+		for k := range list {
+			if list[k].table() == j.table() {
+				list[k].beginAgain()
+			}
+		}
+	}
+	return list
+}
+
+// beginAgain forgets what a resync has done.
+func (r *resyncState) beginAgain() { r.Job, r.Began, r.Ghosts = 0, time.Time{}, false }
 
 // The causes of a resync.
 const (
@@ -422,10 +461,9 @@ func (s *Source) resyncTable(ctx context.Context, r *resyncState) error {
 		if err := s.awaitCopies(ctx, func(j *copyJob) bool { return j.ID == r.Job }); err != nil {
 			return err
 		}
-		if err := s.updateResync(ctx, r.ID, func(r *resyncState) { r.Ghosts = true }); err != nil {
+		if err := s.stillGood(ctx, r); err != nil {
 			return err
 		}
-		r.Ghosts = true
 		crash.Here(crash.PgResyncRows)
 	}
 	s.reportResync(r, "keys that only the pipeline has are looked for")
@@ -436,6 +474,9 @@ func (s *Source) resyncTable(ctx context.Context, r *resyncState) error {
 	// Those of a process before may be among them, too.
 	err = s.awaitCopies(ctx, func(j *copyJob) bool { return j.Kind == CopyResync && j.table() == r.table() })
 	if err != nil {
+		return err
+	}
+	if err := s.stillGood(ctx, r); err != nil {
 		return err
 	}
 	crash.Here(crash.PgResyncGhosts)
@@ -454,6 +495,25 @@ func (s *Source) resyncTable(ctx context.Context, r *resyncState) error {
 	return err
 }
 
+// stillGood sees, when no copy of a resync is left, whether they were done; one
+// that was given up makes it begin again. Nothing else proves it: a job that is
+// not in the state is not for that reason done.
+func (s *Source) stillGood(ctx context.Context, r *resyncState) error {
+	st, err := s.keeper.get(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range st.Resyncs {
+		if st.Resyncs[i].ID == r.ID && (st.Resyncs[i].Ghosts || sabotage.On(sabotage.CopyJobGoneIsDone)) {
+			return nil
+		}
+	}
+	if err := s.updateResync(ctx, r.ID, (*resyncState).beginAgain); err != nil {
+		return err
+	}
+	return fmt.Errorf("a copy for the resync of table %s was given up before it was done: the resync begins again", r.table())
+}
+
 func (s *Source) reportResync(r *resyncState, what string) {
 	s.cfg.Report(Status{
 		Check: CheckResync, Works: true, Message: fmt.Sprintf("table %s is being resynced (%s, asked at %s): %s", r.table(), r.Cause, r.Asked.UTC().Format(time.RFC3339), what),
@@ -461,29 +521,23 @@ func (s *Source) reportResync(r *resyncState, what string) {
 	})
 }
 
-// beginResync takes the copy of all rows on. One of a process before, which was
-// killed before it could note it, is taken for it.
+// beginResync takes the copy of all rows on.
 func (s *Source) beginResync(ctx context.Context, r *resyncState) error {
 	began := time.Now().UTC()
-	st, err := s.keeper.get(ctx)
+	job, err := s.submit(ctx, &Copy{Kind: CopyResync, Schema: r.Schema, Name: r.Name}, func(next *State, id uint64) {
+		next.Resyncs = slices.Clone(next.Resyncs)
+		for i := range next.Resyncs {
+			if to := &next.Resyncs[i]; to.ID == r.ID {
+				to.Job, to.Began = id, began
+			}
+		}
+	})
 	if err != nil {
 		return err
 	}
-	var job uint64
-	if st.Snapshot != nil {
-		for i := range st.Snapshot.Jobs {
-			if j := &st.Snapshot.Jobs[i]; j.Kind == CopyResync && j.Keys == nil && j.table() == r.table() && j.Asked.After(r.Asked) {
-				job, began = j.ID, j.Asked
-			}
-		}
-	}
-	if job == 0 {
-		if job, err = s.SubmitCopy(ctx, &Copy{Kind: CopyResync, Schema: r.Schema, Name: r.Name}); err != nil {
-			return err
-		}
-	}
 	r.Job, r.Began = job, began
-	return s.updateResync(ctx, r.ID, func(to *resyncState) { to.Job, to.Began = job, began })
+	s.showResyncs(ctx)
+	return nil
 }
 
 // awaitCopies waits until no job that is meant is left.

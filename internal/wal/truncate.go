@@ -264,7 +264,7 @@ func (d *deliverer) emptier(name tableName) (m *feldera.Emptier, why string) {
 func (d *deliverer) awaitCompleted(work context.Context) error {
 	turn := time.NewTicker(idleTurn)
 	defer turn.Stop()
-	for d.unfinished() > 0 || d.copiesUnderWay() {
+	for d.unfinished() > 0 || len(d.copiesUnderWay()) > 0 {
 		select {
 		case <-d.finished:
 		case <-turn.C:
@@ -274,13 +274,6 @@ func (d *deliverer) awaitCompleted(work context.Context) error {
 		}
 	}
 	return work.Err()
-}
-
-// copiesUnderWay tells whether copied rows wait for evidence.
-func (d *deliverer) copiesUnderWay() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.copying > 0
 }
 
 // empty deletes every row of a table, and leaves a token whose completion

@@ -74,16 +74,16 @@ func (w *world) row(id int64, v int64) {
 	})
 }
 
-// midway asks for a copy of the table and stops it when its first chunk has gone
-// out: 100 is the key of a row in one of the chunks that are read later. The
-// function it gives lets it go on.
-func (w *world) midway() (id uint64, proceed func()) {
+// midway asks for a copy of the table, or of keys, and stops it when its first
+// chunk has gone out: 100 is the key of a row in one of the chunks that are read
+// later. The function it gives lets it go on.
+func (w *world) midway(keys ...string) (id uint64, proceed func()) {
 	w.t.Helper()
 	hang, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.Hang, Endpoint: "completion_status", Count: -1})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	id = w.submit()
+	id = w.submit(keys...)
 	w.await("the first chunk has gone out", func(context.Context) (any, bool) {
 		n := w.metric("pgsource_snapshot_rows_total")
 		return n, n > 0 && w.sim.FaultHits(hang) > 0
@@ -218,27 +218,148 @@ func TestCommitThatIsNotVisibleAfterTheRead(t *testing.T) {
 }
 
 // A key that the read does not have, and that is inserted before the deletes of
-// what is absent go out, is no ghost.
+// what is absent go out, is no ghost: neither where the insert comes behind the
+// read, nor where it is in the WAL before it and not visible to it.
 func TestInsertAfterTheReadIsNoGhost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil, accounts, accountsProgram, accountsTable())
 	w.streaming()
 	w.awaitJob(w.submit())
-	// 1030 is a ghost, 1031 is about to be inserted, 7 is stale, 8 is missing.
+	// 1030 is a ghost, 1031, 1032 and 1033 are about to come, 7 is stale, 8 is missing.
 	w.put(`[{"insert":{"id":1030,"v":3}},{"insert":{"id":7,"v":-5}},{"delete":{"id":8}}]`)
 	w.row(1030, 3)
 	w.row(8, -1)
+	var keys []string // more than a chunk
+	for i := range 100 {
+		keys = append(keys, fmt.Sprint(i+1))
+	}
+	id, proceed := w.midway(append(keys, "1030", "1031", "1032", "1033")...)
 	resume := w.hold(w.walsender())
-	w.exec(`UPDATE accounts SET v = 2 WHERE id = 9`) // so that the read is ahead of the stream
-	id := w.submit("7", "1030", "1031", "8")
+	release := w.stuck()
+	inserted := w.commit(`INSERT INTO accounts VALUES (1032, 1, 'not visible')`)
+	moved := w.commit(`UPDATE accounts SET id = 1033 WHERE id = 290`)
+	w.waiting(2)
+	proceed()
 	w.reads()
-	w.exec(`INSERT INTO accounts VALUES (1031, 1, 'new')`)
+	later := w.commit(`INSERT INTO accounts VALUES (1031, 1, 'new')`)
+	w.waiting(3)
 	resume()
 	w.awaitJob(id)
+	release()
+	for _, done := range []<-chan error{inserted, moved, later} {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
 	w.caughtUp()
 	w.row(1031, 1)
 	w.row(1030, -1)
 	w.row(7, 0)
+	w.equalAccounts()
+}
+
+// Changes that stand in the WAL before the read, are not visible to it, and are
+// delivered before its rows go out: a value that the stream leaves out, since it
+// did not change, is completed from the copy, which goes out; both keys of a
+// change of the key are the stream's, and so is what was deleted.
+func TestChangesBetweenTheReadAndTheRows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, `CREATE TABLE accounts (id int PRIMARY KEY, v int NOT NULL, note text); ALTER TABLE accounts ALTER COLUMN note SET STORAGE EXTERNAL;
+		INSERT INTO accounts SELECT i, 0, repeat('x', CASE i WHEN 100 THEN 5000 ELSE 100 END) FROM generate_series(1, 300) i`,
+		accountsProgram, accountsTable())
+	w.streaming()
+	id, proceed := w.midway()
+	resume := w.hold(w.walsender())
+	release := w.stuck()
+	toasted := w.commit(`UPDATE accounts SET v = 1 WHERE id = 100`)
+	moved := w.commit(`UPDATE accounts SET id = 2101 WHERE id = 101`)
+	deleted := w.commit(`DELETE FROM accounts WHERE id = 102`)
+	w.waiting(3)
+	proceed()
+	w.reads()
+	resume()
+	w.await("rows behind them have gone out", func(ctx context.Context) (any, bool) {
+		st, err := w.source.LoadState(ctx)
+		if err != nil {
+			return err, false
+		}
+		for _, c := range st.Copies() {
+			if c.ID == id && c.Rows < 103 {
+				return c, false
+			}
+		}
+		return nil, true
+	})
+	release()
+	for _, done := range []<-chan error{toasted, moved, deleted} {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.awaitJob(id)
+	w.caughtUp()
+	w.equalAccounts()
+}
+
+// A key that only the pipeline had when both sides were read is asked for again
+// before it is deleted: here its row has come between the two reads.
+func TestInsertBetweenTheReadsOfAResync(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, accounts, accountsProgram, accountsTable())
+	w.streaming()
+	w.awaitJob(w.submit())
+	w.put(`[{"insert":{"id":1030,"v":3}}]`)
+	w.row(1030, 3)
+	hang, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.Hang, Endpoint: "query", Count: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.source.AskResync(t.Context(), accountsTable()); err != nil {
+		t.Fatal(err)
+	}
+	w.await("the source's keys were read", func(context.Context) (any, bool) {
+		n := w.sim.FaultHits(hang)
+		return n, n > 0
+	})
+	w.exec(`INSERT INTO accounts VALUES (1031, 1, 'new')`)
+	w.row(1031, 1)
+	w.sim.ClearFault(hang)
+	w.await("the resync is done", func(context.Context) (any, bool) {
+		n := w.metric("pgsource_resyncs_total", "result=done")
+		return n, n == 1
+	})
+	if n := w.metric("pgsource_resync_ghost_keys_total"); n != 2 {
+		t.Errorf("%v keys were looked at again, want the ghost and the row that came: the test proves nothing", n)
+	}
+	w.row(1030, -1)
+	w.row(1031, 1)
+	w.equalAccounts()
+}
+
+// The lock is taken before the snapshot: a table that is rewritten between the
+// two has, for the old snapshot, no rows.
+func TestRewriteWhileTheReadWaitsForItsLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, accounts, accountsProgram, accountsTable())
+	w.streaming()
+	conn, err := w.pg.Connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+	if _, err := conn.Exec(t.Context(), `BEGIN; ALTER TABLE accounts ALTER COLUMN v TYPE int USING v + 1000`); err != nil {
+		t.Fatal(err)
+	}
+	id := w.submit()
+	w.await("the read waits for its lock", func(ctx context.Context) (any, bool) {
+		got, err := harness.QueryValue[int64](ctx, w.pg, `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'holdfast/%' AND wait_event_type = 'Lock'`)
+		return fmt.Sprint(got, err), err == nil && got > 0
+	})
+	if _, err := conn.Exec(t.Context(), `COMMIT`); err != nil {
+		t.Fatal(err)
+	}
+	w.awaitJob(id)
+	w.caughtUp()
 	w.equalAccounts()
 }
 

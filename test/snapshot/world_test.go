@@ -28,10 +28,6 @@ import (
 	"holdfast/test/harness"
 )
 
-// patience bounds each wait for something that must happen. It is far above
-// what anything takes, and is only spent by a failure.
-const patience = 4 * time.Minute
-
 func TestMain(m *testing.M) {
 	flag.Parse()
 	goleak.VerifyTestMain(m)
