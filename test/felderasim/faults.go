@@ -61,15 +61,17 @@ const (
 	// RefuseRow makes every row with the text Fault.Match a parse error, as a
 	// rule of the pipeline beside the columns' types would; with Fault.Silent the
 	// answer does not say which. StallRow never answers a request in one piece of
-	// whose body the text is, and answers every other one.
+	// whose body the text is, and answers every other one. CrashRow crashes the
+	// process, to what Fault.Keep names, at such a request.
 	RefuseRow FaultKind = "refuse_row"
 	StallRow  FaultKind = "stall_row"
+	CrashRow  FaultKind = "crash_row"
 )
 
 var faultKinds = []FaultKind{
 	Delay, Hang, DropRequest, DropResponse, UnavailableBefore, UnavailableAfter, ApplyLate, CutBody, TooMany,
 	Unauthorized, Forbidden, Answer, AnswerAfter, AppliedTwice, QueryError, CrashBefore, CrashAfter,
-	RefuseRow, StallRow,
+	RefuseRow, StallRow, CrashRow,
 }
 
 // Fault is one thing that goes wrong, for the requests it matches.
@@ -95,7 +97,7 @@ type Fault struct {
 	// Rows for QueryError, Bytes for CutBody.
 	Rows  int   `json:"rows,omitempty"`
 	Bytes int64 `json:"bytes,omitempty"`
-	// Match for RefuseRow and StallRow, Silent for the former.
+	// Match for RefuseRow, StallRow and CrashRow, Silent for the first.
 	Match  string `json:"match,omitempty"`
 	Silent bool   `json:"silent,omitempty"`
 	// Keep for the crashes.
@@ -129,7 +131,7 @@ func (s *Sim) Inject(f Fault) (string, error) {
 	if (f.Kind == Answer || f.Kind == AnswerAfter) && (f.Status < 200 || f.Status > 599) {
 		return "", fmt.Errorf("inject fault: status %d is not an answer", f.Status)
 	}
-	if (f.Kind == RefuseRow || f.Kind == StallRow) && f.Match == "" {
+	if (f.Kind == RefuseRow || f.Kind == StallRow || f.Kind == CrashRow) && f.Match == "" {
 		return "", fmt.Errorf("inject fault: %s needs a text to match", f.Kind)
 	}
 	s.mu.Lock()
@@ -261,7 +263,7 @@ func faultAnswer(f *activeFault) answer {
 }
 
 // rowRule are the faults of a request that depend on its rows; nil for none.
-type rowRule struct{ refuse, stall *activeFault }
+type rowRule struct{ refuse, stall, crash *activeFault }
 
 // refuses gives what the parser needs.
 func (r rowRule) refuses() (rule func(row []byte) bool, silent bool) {
@@ -283,4 +285,9 @@ func (r rowRule) stalls(ctx context.Context, p *process, chunk []byte) bool {
 	case <-ctx.Done():
 	}
 	return true
+}
+
+// crashes tells whether chunk has the text at which the process crashes.
+func (r rowRule) crashes(chunk []byte) bool {
+	return r.crash != nil && bytes.Contains(chunk, []byte(r.crash.Match))
 }

@@ -212,7 +212,7 @@ func (s *Sim) work(ctx context.Context, p *process, c call, pipe *bodyPipe, faul
 	switch c.endpoint {
 	case "ingress":
 		leave := s.enter(c.table)
-		a := s.ingest(ctx, p, c.table, c.query, pipe, rowRule{faults[RefuseRow], faults[StallRow]})
+		a := s.ingest(ctx, p, c.table, c.query, pipe, rowRule{faults[RefuseRow], faults[StallRow], faults[CrashRow]})
 		leave()
 		if !a.abort {
 			s.dueLate(c.table)

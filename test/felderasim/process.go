@@ -278,6 +278,11 @@ func (s *Sim) ingest(ctx context.Context, p *process, spelling string, q url.Val
 				Message: fmt.Sprintf("the body exceeds the simulator's own limit of %d bytes (Options.MaxBody); the engine has none", s.opts.MaxBody),
 			})
 		}
+		if rule.crashes(chunk) {
+			s.Crash(rule.crash.Keep)
+			a.abort = true
+			return a
+		}
 		if rule.stalls(ctx, p, chunk) {
 			a.abort = true
 			return a

@@ -39,6 +39,8 @@ type world struct {
 	pg  *harness.Postgres
 	sim *felderasim.Sim
 	cfg wal.Config
+	// request is the time-out of a request, and its life.
+	request time.Duration
 
 	source   *wal.Source
 	registry *prometheus.Registry
@@ -51,7 +53,7 @@ type world struct {
 func newWorld(t *testing.T, settings map[string]string, source, program string, tables ...wal.Table) *world {
 	t.Helper()
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{Settings: settings})
-	w := &world{t: t, pg: pg}
+	w := &world{t: t, pg: pg, request: 5 * time.Second}
 	for part := range strings.SplitSeq(source, ";;") { // a slot is made in a transaction of its own
 		w.exec(part)
 	}
@@ -89,7 +91,7 @@ func (w *world) exec(sql string) {
 // make makes a Source of the configuration.
 func (w *world) make() *wal.Source {
 	w.t.Helper()
-	client, err := feldera.New(feldera.Config{URL: w.sim.URL(), Pipeline: "p", RequestTimeout: 5 * time.Second, RequestLifetime: 5 * time.Second})
+	client, err := feldera.New(feldera.Config{URL: w.sim.URL(), Pipeline: "p", RequestTimeout: w.request, RequestLifetime: w.request, UnansweredLimit: wal.PoisonAttempts})
 	if err != nil {
 		w.t.Fatal(err)
 	}
