@@ -60,11 +60,31 @@ type snapshotState struct {
 	Tables []knownTable `json:"tables"`
 	// Jobs are those that are not done, in their order.
 	Jobs []copyJob `json:"jobs,omitzero"`
+	// Pending: the state was begun with a slot that pgsource made, or with one that
+	// it found, and which tables are copied has not been noted yet. It outlives a
+	// start that is refused, or killed, before that.
+	Pending pendingPlan `json:"pending,omitzero"`
 	// Last is the highest number of a job.
 	Last uint64 `json:"last_job"`
 	// Quiet: no rows of a job can be on their way. A start that finds it false
 	// waits until those can be applied no more.
 	Quiet bool `json:"quiet"`
+}
+
+// pendingPlan is what a state was begun with.
+type pendingPlan string
+
+const (
+	pendingMade  pendingPlan = "slot made"
+	pendingFound pendingPlan = "slot found"
+)
+
+// begunWith gives what a state that begins now knows of copies.
+func begunWith(slotMade bool) *snapshotState {
+	if slotMade {
+		return &snapshotState{Quiet: true, Pending: pendingMade}
+	}
+	return &snapshotState{Quiet: true, Pending: pendingFound}
 }
 
 // knownTable is a mapped table.
@@ -224,7 +244,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 	if err != nil || st == nil {
 		return true, err
 	}
-	next, wanted := s.plannedTables(st.Snapshot, r)
+	next, wanted := s.plannedTables(st.Snapshot)
 	empty, err := s.checkCopies(ctx, conn, r, next, wanted)
 	if err != nil {
 		return false, err
@@ -249,7 +269,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		}
 		to.Snapshot = next
 		to.Resyncs = withoutJobs(to.Resyncs, was, next)
-		return was == nil || len(was.Tables) != len(next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
+		return was == nil || was.Pending != next.Pending || len(was.Tables) != len(next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
 		s.copies.changed()
@@ -268,8 +288,10 @@ func (st *snapshotState) last() uint64 {
 
 // plannedTables gives the state with the tables as they are mapped now, and the
 // tables whose existing rows are to be carried and are not yet.
-func (s *Source) plannedTables(was *snapshotState, r *ready) (next *snapshotState, wanted []Table) {
+func (s *Source) plannedTables(was *snapshotState) (next *snapshotState, wanted []Table) {
 	next = was.clone()
+	pending := next.Pending
+	next.Pending = ""
 	mapped := func(schema, name string) bool {
 		return slices.ContainsFunc(s.cfg.Tables, func(t Table) bool { return t.Schema == schema && t.Name == name })
 	}
@@ -278,11 +300,11 @@ func (s *Source) plannedTables(was *snapshotState, r *ready) (next *snapshotStat
 	next.Jobs = slices.DeleteFunc(next.Jobs, func(j copyJob) bool {
 		return !mapped(j.Schema, j.Name) || (j.Kind == CopySnapshot && s.cfg.Snapshot == SnapshotNever)
 	})
-	old := was == nil && !r.began // a state of a version that made no copies
+	old := was == nil // a state of a version that made no copies
 	for _, t := range s.cfg.Tables {
 		at := slices.IndexFunc(next.Tables, func(k knownTable) bool { return k.Schema == t.Schema && k.Name == t.Name })
 		busy := slices.ContainsFunc(next.Jobs, func(j copyJob) bool { return j.Kind == CopySnapshot && j.Schema == t.Schema && j.Name == t.Name })
-		want := at < 0 && !old && s.wantsCopy(r.began, r.slotMade)
+		want := at < 0 && !old && s.wantsCopy(pending != "", pending == pendingMade)
 		if s.cfg.Snapshot == SnapshotOnly {
 			want = !busy && (at < 0 || !next.Tables[at].Copied)
 		}

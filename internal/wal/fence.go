@@ -262,6 +262,7 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 				System: r.identity.system, Timeline: r.identity.timeline, Database: r.identity.database,
 				Slot: s.cfg.Slot, Publication: s.cfg.Publication,
 				Acknowledged: LSN(r.confirmed), Sent: LSN(r.confirmed), Incarnation: s.cfg.Pipeline.Expected(),
+				Snapshot: begunWith(r.slotMade),
 			}
 			if !r.slotMade {
 				next.Rows = next.Acknowledged
@@ -301,7 +302,6 @@ func (s *Source) remember(ctx context.Context, r *ready) error {
 		s.log.InfoContext(ctx, "no state yet: begun with the slot's position, so nobody can tell whether the slot was moved before", "store", s.cfg.State.Where(), "slot", s.cfg.Slot, "lsn", decode.FormatLSN(r.confirmed))
 	}
 	r.confirmed = max(r.confirmed, uint64(st.Acknowledged))
-	r.began = first
 	s.reportNotices(st)
 	return nil
 }

@@ -41,8 +41,6 @@ type ready struct {
 	// slotMade: the slot was made by prepare, so nothing was read from it
 	// before.
 	slotMade bool
-	// began: the state was begun by prepare, so it does not know what was before.
-	began bool
 	// schema is the pipeline's.
 	schema *feldera.Schema
 	// shapes are the mapped tables as the catalogue had them when the server

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -54,7 +55,10 @@ const (
 )
 
 // wrongBuilds are all that have a counterpart in the code.
-var wrongBuilds = []wrongBuild{
+var wrongBuilds = slices.Concat(streamBuilds, copyBuilds)
+
+// streamBuilds break the rules of what is carried, and of what is acknowledged.
+var streamBuilds = []wrongBuild{
 	{id: "S1", wrong: sabotage.AckOnReceived, what: "acknowledged when decoded", variant: atLeast, scenario: traffic},
 	{id: "S2", wrong: sabotage.AckOnAccepted, what: "acknowledged on 200", variant: atLeast, scenario: frozen},
 	{id: "S2", wrong: sabotage.AckOnAccepted, what: "committed on 200", variant: kafka, scenario: frozen},

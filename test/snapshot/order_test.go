@@ -339,11 +339,12 @@ func TestInsertBetweenTheReadsOfAResync(t *testing.T) {
 }
 
 // The lock is taken before the snapshot: a table that is rewritten between the
-// two has, for the old snapshot, no rows.
+// two has, for the old snapshot, no rows, and the files that it had before.
 func TestRewriteWhileTheReadWaitsForItsLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil, accounts, accountsProgram, accountsTable())
 	w.streaming()
+	id, proceed := w.midway()
 	conn, err := w.pg.Connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +353,7 @@ func TestRewriteWhileTheReadWaitsForItsLock(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), `BEGIN; ALTER TABLE accounts ALTER COLUMN v TYPE int USING v + 1000`); err != nil {
 		t.Fatal(err)
 	}
-	id := w.submit()
+	proceed()
 	w.await("the read waits for its lock", func(ctx context.Context) (any, bool) {
 		got, err := harness.QueryValue[int64](ctx, w.pg, `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'holdfast/%' AND wait_event_type = 'Lock'`)
 		return fmt.Sprint(got, err), err == nil && got > 0
