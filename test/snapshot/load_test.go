@@ -74,10 +74,13 @@ func underLoad(t *testing.T, seed uint64) {
 	}()
 	env := map[string]string{
 		"PGSOURCE_DSN": pg.DSN(), "PGSOURCE_TABLES": "public.big,public.side", "PGSOURCE_CREATE": "true", "PGSOURCE_TRUNCATE": "delete_all",
-		"FELDERA_URL": sim.URL(), "FELDERA_PIPELINE": "p", "FELDERA_REQUEST_TIMEOUT": "5s", "FELDERA_REQUEST_LIFETIME": "5s",
+		"FELDERA_URL": sim.URL(), "FELDERA_PIPELINE": "p", "FELDERA_REQUEST_TIMEOUT": "5s", "FELDERA_REQUEST_LIFETIME": "5s", // which each start behind a kill waits out
 		"PGSOURCE_STATE": "file:" + filepath.Join(t.TempDir(), "state.json"), "PGSOURCE_SPILL_DIR": t.TempDir(),
 		// Some hundred chunks at most, so that kills come between them.
 		"PGSOURCE_SNAPSHOT_CHUNK_BYTES": fmt.Sprintf("%dKiB", max(64, *rowsFlag/256)), "PGSOURCE_SNAPSHOT_CHUNK_TIME": "100ms",
+	}
+	if *rowsFlag < 50_000 {
+		env["FELDERA_REQUEST_TIMEOUT"], env["FELDERA_REQUEST_LIFETIME"] = "2s", "2s"
 	}
 	d := harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Tags: "crashpoints"}, harness.DaemonOptions{Env: env, ListenVar: "PGSOURCE_LISTEN"})
 
