@@ -98,9 +98,9 @@ type deliverer struct {
 	copying    []*copyRequest
 	copyFailed *copyRequest
 	apart      bool
-	lost     bool
-	finished signal
-	stopping time.Time // when the work ended; zero before
+	lost       bool
+	finished   signal
+	stopping   time.Time // when the work ended; zero before
 }
 
 // output collects what one batch has for one Feldera table.
