@@ -52,7 +52,7 @@ func TestResyncsWithoutTheirJobs(t *testing.T) {
 	next := &snapshotState{Last: 4, Jobs: was.Jobs[2:3]}
 	var list []resyncState
 	for i, name := range []string{"orders", "items", "kept", "ghosts"} {
-		list = append(list, resyncState{ID: name, Schema: "public", Name: name, Job: uint64(i) + 1, Began: time.Now(), Ghosts: name == "ghosts"}) //nolint:gosec // a count
+		list = append(list, resyncState{ID: name, Schema: "public", Name: name, Job: uint64(i) + 1, Began: time.Now(), Ghosts: name == "ghosts"})
 	}
 	var again []string
 	for _, r := range withoutJobs(list, was, next) {

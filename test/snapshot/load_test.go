@@ -47,7 +47,7 @@ const loadWriters = 4
 // copied: in the end both sides have the same rows.
 func TestSnapshotUnderLoad(t *testing.T) {
 	for i := range *seedsFlag {
-		seed := *seedFlag + uint64(i) //nolint:gosec // a count
+		seed := *seedFlag + uint64(i)
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { underLoad(t, seed) })
 	}
 }
@@ -90,7 +90,7 @@ func underLoad(t *testing.T, seed uint64) {
 	defer writers.Wait()
 	defer stop()
 	for n := range loadWriters {
-		own := rand.New(rand.NewPCG(seed, uint64(n+1))) //nolint:gosec // a count
+		own := rand.New(rand.NewPCG(seed, uint64(n+1)))
 		writers.Go(func() {
 			if err := loadWriter(writing, pg, own, &done); err != nil && writing.Err() == nil {
 				t.Error(err)
