@@ -272,6 +272,9 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		return was == nil || was.Pending != next.Pending || len(was.Tables) != len(next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
+		if st.Snapshot != nil && st.Snapshot.Pending == pendingFound && len(wanted) == 0 {
+			s.log.WarnContext(ctx, "the slot was there before the state: existing rows of the tables are not copied, since whoever made it is taken to have loaded them", "slot", s.cfg.Slot, "otherwise", "pgsource resync -all, or PGSOURCE_SNAPSHOT=only")
+		}
 		s.copies.changed()
 		s.showCopies(nil, 0, 0)
 	}

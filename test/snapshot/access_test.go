@@ -69,6 +69,9 @@ func TestSnapshotOfAnAdoptedSlot(t *testing.T) {
 				return n, n == want
 			})
 			w.copiedAs(mode == wal.SnapshotInitial)
+			if said := w.log.has("existing rows of the tables are not copied"); said != (mode == wal.SnapshotAuto) {
+				t.Errorf("that nothing is copied is said: %t", said)
+			}
 			w.caughtUp()
 			if mode == wal.SnapshotInitial {
 				w.equalAccounts()

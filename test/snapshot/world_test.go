@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,6 +44,7 @@ type world struct {
 	request time.Duration
 
 	source   *wal.Source
+	log      *testLog
 	registry *prometheus.Registry
 	stop     context.CancelFunc
 	ended    chan error
@@ -100,7 +102,8 @@ func (w *world) make() *wal.Source {
 	cfg.Pipeline = client
 	w.registry = prometheus.NewRegistry()
 	cfg.Metrics = wal.NewMetrics(w.registry)
-	cfg.Logger = slog.New(slog.NewTextHandler(testWriter{w.t}, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	w.log = &testLog{t: w.t}
+	cfg.Logger = slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	source, err := wal.New(cfg)
 	if err != nil {
 		w.t.Fatal(err)
@@ -108,11 +111,25 @@ func (w *world) make() *wal.Source {
 	return source
 }
 
-type testWriter struct{ t *testing.T }
+// testLog keeps what a Source says, and shows it with the test's.
+type testLog struct {
+	t *testing.T
 
-func (w testWriter) Write(p []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(p)))
-	return len(p), nil
+	mu   sync.Mutex
+	said strings.Builder
+}
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.t.Log(strings.TrimSpace(string(p)))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.said.Write(p)
+}
+
+func (l *testLog) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.said.String(), text)
 }
 
 // start runs a Source until finish, or the end of the test.
