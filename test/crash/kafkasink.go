@@ -321,12 +321,17 @@ func (w *counterWorld) produceEvent(ctx context.Context) error {
 }
 
 func (w *counterWorld) close() {
-	w.rig.close()
-	if w.second != nil {
-		w.second.Close()
+	// A writer waits for its record to be acknowledged, and where a run was ended
+	// while the broker was down nobody will: the client ends that.
+	if w.stopWriters != nil {
+		w.stopWriters()
 	}
 	if w.client != nil {
 		w.client.Close()
+	}
+	w.rig.close()
+	if w.second != nil {
+		w.second.Close()
 	}
 	if w.kafka != nil {
 		_ = w.kafka.Close()
