@@ -94,14 +94,9 @@ func (a *Admin) Offsets(ctx context.Context, topics []string) (GroupOffsets, err
 	if out.State, out.Members, err = a.members(ctx); err != nil {
 		return out, err
 	}
-	found, err := a.admin.ListTopics(ctx, topics...)
+	found, err := a.describedTopics(ctx, topics)
 	if err != nil {
-		return out, a.cfg.explain("look up topics", err)
-	}
-	for _, name := range topics {
-		if fault := topicFault(found, name); fault != nil {
-			return out, fault
-		}
+		return out, err
 	}
 	starts, err := a.admin.ListStartOffsets(ctx, topics...)
 	if err != nil {
@@ -111,9 +106,9 @@ func (a *Admin) Offsets(ctx context.Context, topics []string) (GroupOffsets, err
 	if err != nil {
 		return out, a.cfg.explain("list the logs' ends", err)
 	}
-	committed, err := a.admin.FetchOffsets(ctx, a.cfg.Group)
-	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
-		return out, a.cfg.explain(fmt.Sprintf("look up the offsets of group %q", a.cfg.Group), err)
+	committed, err := a.fetchOffsets(ctx)
+	if err != nil {
+		return out, err
 	}
 	for _, name := range topics {
 		for n := range found[name].Partitions {
@@ -141,6 +136,30 @@ func (a *Admin) Offsets(ctx context.Context, topics []string) (GroupOffsets, err
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
 	return out, nil
+}
+
+// describedTopics looks topics up. One that is missing is a refusal.
+func (a *Admin) describedTopics(ctx context.Context, names []string) (kadm.TopicDetails, error) {
+	found, err := a.admin.ListTopics(ctx, names...)
+	if err != nil {
+		return nil, a.cfg.explain("look up topics", err)
+	}
+	for _, name := range names {
+		if fault := topicFault(found, name); fault != nil {
+			return nil, fault
+		}
+	}
+	return found, nil
+}
+
+// fetchOffsets reads all that the group has committed. A group that the brokers
+// do not know has committed nothing.
+func (a *Admin) fetchOffsets(ctx context.Context) (kadm.OffsetResponses, error) {
+	found, err := a.admin.FetchOffsets(ctx, a.cfg.Group)
+	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
+		return nil, a.cfg.explain(fmt.Sprintf("look up the offsets of group %q", a.cfg.Group), err)
+	}
+	return found, nil
 }
 
 // members tells the group's state and how many members it has. A group that

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 
 	"holdfast/internal/feldera"
 	"holdfast/internal/partition/lane"
@@ -55,7 +54,7 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.state, seen.members, err = a.members(ctx); err != nil {
 		return nil, err
 	}
-	if seen.topics, err = a.verifiedTopics(ctx, names); err != nil {
+	if seen.topics, err = a.describedTopics(ctx, names); err != nil {
 		return nil, err
 	}
 	if seen.starts, err = seen.listed(ctx, a.admin.ListStartOffsets, names); err != nil {
@@ -70,7 +69,7 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.after, err = a.fetchOffsets(ctx); err != nil {
 		return nil, err
 	}
-	if seen.topics, err = a.verifiedTopics(ctx, names); err != nil {
+	if seen.topics, err = a.describedTopics(ctx, names); err != nil {
 		return nil, err
 	}
 	if seen.ends, err = seen.listed(ctx, a.admin.ListEndOffsets, names); err != nil {
@@ -93,29 +92,6 @@ func (l *look) listed(ctx context.Context, list func(context.Context, ...string)
 		l.unlisted, err = err, nil
 	}
 	return found, err
-}
-
-func (a *Admin) verifiedTopics(ctx context.Context, names []string) (kadm.TopicDetails, error) {
-	found, err := a.admin.ListTopics(ctx, names...)
-	if err != nil {
-		return nil, a.cfg.explain("look up topics", err)
-	}
-	for _, name := range names {
-		if fault := topicFault(found, name); fault != nil {
-			return nil, fault
-		}
-	}
-	return found, nil
-}
-
-// fetchOffsets reads all that the group has committed. A group that the brokers
-// do not know has committed nothing.
-func (a *Admin) fetchOffsets(ctx context.Context) (kadm.OffsetResponses, error) {
-	found, err := a.admin.FetchOffsets(ctx, a.cfg.Group)
-	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
-		return nil, a.cfg.explain(fmt.Sprintf("look up the offsets of group %q", a.cfg.Group), err)
-	}
-	return found, nil
 }
 
 // lookAtPipeline reads what the pipeline has.

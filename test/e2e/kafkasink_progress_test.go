@@ -261,22 +261,28 @@ func sinkProgressPipelineRestarts(w *sinkWorld, keep core.Keep, running bool, fo
 	}
 }
 
+// losesBehindRetention has the pipeline come back empty when retention has taken
+// 15 of the 25 records of partition 0.
+func (w *sinkWorld) losesBehindRetention() *harness.Daemon {
+	w.t.Helper()
+	d := w.start(nil)
+	w.produceOrders(0, 0, 20, "a")
+	w.awaitCommitted(map[int32]int64{0: 20})
+	w.deleteRecords(15)
+	w.sim.Crash(core.KeepNothing)
+	w.found(d, "lost", 1)
+	w.produceOrders(0, 20, 25, "b")
+	w.awaitCommitted(map[int32]int64{0: 25})
+	return d
+}
+
 // The pipeline comes back empty when retention has taken what it held: the rest
 // is delivered, and what is not is on /healthz, over restarts, until somebody
 // has set the offset.
 func sinkProgressRetention(w *sinkWorld) {
 	t := w.t
 	w.recorded(felderasim.Options{})
-	d := w.start(nil)
-	w.produceOrders(0, 0, 20, "a")
-	w.awaitCommitted(map[int32]int64{0: 20})
-	if err := w.kafka.DeleteRecords(t.Context(), w.topic, 0, 15); err != nil {
-		t.Fatal(err)
-	}
-	w.sim.Crash(core.KeepNothing)
-	w.found(d, "lost", 1)
-	w.produceOrders(0, 20, 25, "b")
-	w.awaitCommitted(map[int32]int64{0: 25})
+	d := w.losesBehindRetention()
 	w.wantOrders(10)
 	said := func(d *harness.Daemon) {
 		t.Helper()

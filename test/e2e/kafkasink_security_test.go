@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -192,7 +191,8 @@ func TestKafkasinkConnections(t *testing.T) {
 			if err := kafka.CreateTopic(t.Context(), w.topic, 3, nil); err != nil {
 				t.Fatal(err)
 			}
-			d := w.start(env(tc.env, map[string]string{"KAFKASINK_BROKERS": kafka.Listener(tc.listener)}))
+			connects := env(tc.env, map[string]string{"KAFKASINK_BROKERS": kafka.Listener(tc.listener)})
+			d := w.start(connects)
 			w.produceOrders(0, 0, 10, "a")
 			w.awaitCommitted(map[int32]int64{0: 10})
 			if name == "scram 256" || name == "token fetched" { // beyond the life of a login
@@ -203,6 +203,7 @@ func TestKafkasinkConnections(t *testing.T) {
 				w.awaitCommitted(map[int32]int64{0: 20})
 			}
 			waitHealthy(t, d)
+			says(t, w.verb(connects, "verify"), 0, "they agree") // which connects as the daemon does
 		})
 	}
 
@@ -236,20 +237,18 @@ func TestKafkasinkConnections(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := &sinkWorld{t: t, kafka: kafka, sim: sim, topic: "there", group: "g-there"}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-			defer cancel()
-			r, err := harness.Run(ctx, harness.DaemonOptions{
-				Program: build(t, "kafkasink"), Args: []string{"check"},
-				Env: merged(w.env(), env(map[string]string{"KAFKASINK_BROKERS": kafka.Listener(tc.listener)}, tc.env)),
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			connects := env(map[string]string{"KAFKASINK_BROKERS": kafka.Listener(tc.listener)}, tc.env)
+			r := w.verb(connects, "check")
 			says(t, r, tc.code, tc.says...)
-			if all := r.Stdout + r.Stderr; strings.Contains(all, "wr0ng") || strings.Contains(all, "is SASL missing?") && !strings.Contains(all, "client library says") {
+			v := w.verb(connects, "verify")
+			if v.ExitCode != 65 && v.ExitCode != 69 {
+				t.Errorf("verify ends with %d", v.ExitCode)
+			}
+			all := r.Stdout + r.Stderr + v.Stdout + v.Stderr
+			if strings.Contains(all, "wr0ng") || strings.Contains(all, "is SASL missing?") && !strings.Contains(all, "client library says") {
 				t.Errorf("it says %s", all)
 			}
-			t.Logf("%s", r.Stdout+r.Stderr)
+			t.Logf("%s", all)
 		})
 	}
 }
