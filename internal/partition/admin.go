@@ -106,7 +106,7 @@ func (a *Admin) Offsets(ctx context.Context, topics []string) (GroupOffsets, err
 	if err != nil {
 		return out, a.cfg.explain("list the logs' ends", err)
 	}
-	committed, err := a.fetchOffsets(ctx)
+	committed, err := a.fetchOffsets(ctx, a.cfg.Group)
 	if err != nil {
 		return out, err
 	}
@@ -152,31 +152,39 @@ func (a *Admin) describedTopics(ctx context.Context, names []string) (kadm.Topic
 	return found, nil
 }
 
-// fetchOffsets reads all that the group has committed. A group that the brokers
-// do not know has committed nothing.
-func (a *Admin) fetchOffsets(ctx context.Context) (kadm.OffsetResponses, error) {
-	found, err := a.admin.FetchOffsets(ctx, a.cfg.Group)
-	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
-		return nil, a.cfg.explain(fmt.Sprintf("look up the offsets of group %q", a.cfg.Group), err)
-	}
-	return found, nil
+// fetchOffsets reads all that a group has committed. A group that the brokers do
+// not know has committed nothing.
+func (a *Admin) fetchOffsets(ctx context.Context, group string) (found kadm.OffsetResponses, err error) {
+	err = coordinated(ctx, func() (err error) {
+		if found, err = a.admin.FetchOffsets(ctx, group); errors.Is(err, kerr.GroupIDNotFound) {
+			return nil
+		}
+		return a.cfg.explain(fmt.Sprintf("look up the offsets of group %q", group), err)
+	})
+	return found, err
 }
 
-// members tells the group's state and how many members it has. A group that
-// the brokers do not know is empty.
-//
-// A cluster that had no group before makes its topic for them on the first
-// question, and has no coordinator meanwhile.
-func (a *Admin) members(ctx context.Context) (state string, n int, err error) {
+// coordinated asks a group's coordinator, until there is one. A cluster that had
+// no group before makes its topic for them on the first question, and has no
+// coordinator meanwhile.
+func coordinated(ctx context.Context, ask func() error) error {
 	again := backoff.NewExponentialBackOff(backoff.WithInitialInterval(200*time.Millisecond), backoff.WithMaxInterval(2*time.Second), backoff.WithMaxElapsedTime(20*time.Second))
-	err = backoff.Retry(func() error {
-		var err error
-		state, n, err = a.askMembers(ctx)
+	return backoff.Retry(func() error {
+		err := ask()
 		if err != nil && !errors.Is(err, kerr.CoordinatorNotAvailable) && !errors.Is(err, kerr.CoordinatorLoadInProgress) {
 			return backoff.Permanent(err)
 		}
 		return err
 	}, backoff.WithContext(again, ctx))
+}
+
+// members tells the group's state and how many members it has. A group that
+// the brokers do not know is empty.
+func (a *Admin) members(ctx context.Context) (state string, n int, err error) {
+	err = coordinated(ctx, func() (err error) {
+		state, n, err = a.askMembers(ctx)
+		return err
+	})
 	return state, n, err
 }
 

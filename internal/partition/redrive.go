@@ -259,9 +259,9 @@ type redriven struct {
 }
 
 func (a *Admin) redriveOffsets(ctx context.Context, group string) (map[int32]redriven, error) {
-	committed, err := a.admin.FetchOffsets(ctx, group)
+	committed, err := a.fetchOffsets(ctx, group)
 	if err != nil {
-		return nil, a.cfg.explain(fmt.Sprintf("look up the offsets of group %q", group), err)
+		return nil, err
 	}
 	out := make(map[int32]redriven)
 	for n, o := range committed[a.cfg.DLQTopic] {

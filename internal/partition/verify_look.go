@@ -60,13 +60,13 @@ func (a *Admin) look(ctx context.Context, o *VerifyOptions) (*look, error) {
 	if seen.starts, err = seen.listed(ctx, a.admin.ListStartOffsets, names); err != nil {
 		return nil, a.cfg.explain("list the logs' starts", err)
 	}
-	if seen.before, err = a.fetchOffsets(ctx); err != nil {
+	if seen.before, err = a.fetchOffsets(ctx, a.cfg.Group); err != nil {
 		return nil, err
 	}
 	if err := a.lookAtPipeline(ctx, o, seen); err != nil {
 		return nil, err
 	}
-	if seen.after, err = a.fetchOffsets(ctx); err != nil {
+	if seen.after, err = a.fetchOffsets(ctx, a.cfg.Group); err != nil {
 		return nil, err
 	}
 	if seen.topics, err = a.describedTopics(ctx, names); err != nil {
