@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 
@@ -520,6 +524,39 @@ func TestKafkasinkVerifyUnderLoad(t *testing.T) {
 	})
 }
 
+// lateAnswers stands between the verb and the pipeline, and keeps each answer of
+// it back until the group has committed more than when it was given: whoever
+// reads the commits after it finds more than it shows.
+func (w *sinkWorld) lateAnswers() string {
+	w.t.Helper()
+	target, err := url.Parse(w.sim.URL())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	pass := httputil.NewSingleHostReverseProxy(target)
+	sum := func(ctx context.Context) (n int64) {
+		all, err := w.kafka.CommittedOffsets(ctx, w.group)
+		if err != nil {
+			return 0
+		}
+		for _, at := range all[w.topic] {
+			n += at
+		}
+		return n
+	}
+	pass.ModifyResponse = func(resp *http.Response) error {
+		// While a member has died, nothing is committed for longer than that.
+		ctx, cancel := context.WithTimeout(resp.Request.Context(), 2*time.Second)
+		defer cancel()
+		before := sum(ctx)
+		_ = harness.Eventually(ctx, "the group commits more", func(ctx context.Context) (any, bool) { n := sum(ctx); return n, n > before })
+		return nil
+	}
+	srv := httptest.NewServer(pass)
+	w.t.Cleanup(srv.Close)
+	return srv.URL
+}
+
 // runsUnderLoad is how often the verb runs in each of the two cases.
 const runsUnderLoad = 25
 
@@ -540,6 +577,7 @@ func verifyUnderLoad(w *sinkWorld, proven bool) {
 	defer load.Wait()
 	defer cancel()
 	moved, members := map[int64]bool{}, map[int]bool{}
+	late := w.lateAnswers()
 	var second *harness.Daemon
 	for n := range runsUnderLoad {
 		switch n % 8 {
@@ -549,7 +587,11 @@ func verifyUnderLoad(w *sinkWorld, proven bool) {
 			d.Kill()
 			d = second
 		}
-		r := w.verb(nil, "verify", "-json", "-wait", "20s")
+		changes := map[string]string{}
+		if n%2 == 1 {
+			changes["FELDERA_URL"] = late
+		}
+		r := w.verb(changes, "verify", "-json", "-wait", "20s")
 		var out verifiedGroup
 		if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil || r.ExitCode != 0 || !out.Agree {
 			t.Fatalf("run %d ends with %d:\n%s\n%s", n, r.ExitCode, r.Stdout, r.Stderr)
