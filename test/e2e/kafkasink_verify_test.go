@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -219,7 +220,7 @@ func (w *sinkWorld) awaitMembers(n int) {
 	w.t.Helper()
 	harness.Await(w.t, patience, fmt.Sprintf("the group has %d members", n), func(context.Context) (any, bool) {
 		var shown struct{ Members int }
-		r := w.verb(nil, "offsets", "show", "-json")
+		r := w.verb(nil, "offsets", "show", "-json") //nolint:contextcheck // a verb runs under the test's own context
 		err := json.Unmarshal([]byte(r.Stdout), &shown)
 		return fmt.Sprint(shown, err), err == nil && shown.Members == n
 	})
@@ -565,17 +566,17 @@ func verifyUnderLoad(w *sinkWorld, proven bool) {
 	d := w.start(nil)
 	w.produceOrders(0, 0, 10, "a")
 	w.awaitCommitted(map[int32]int64{0: 10})
-	ctx, cancel := context.WithCancel(t.Context())
+	var over atomic.Bool
 	var load sync.WaitGroup
 	load.Go(func() {
-		for id := 10; ctx.Err() == nil; id += 30 {
+		for id := 10; !over.Load(); id += 30 {
 			for p := range int32(3) {
 				w.produceOrders(p, id+int(p)*10, id+int(p)*10+10, "load")
 			}
 		}
 	})
 	defer load.Wait()
-	defer cancel()
+	defer over.Store(true)
 	moved, members := map[int64]bool{}, map[int]bool{}
 	late := w.lateAnswers()
 	var second *harness.Daemon
@@ -589,7 +590,7 @@ func verifyUnderLoad(w *sinkWorld, proven bool) {
 		}
 		changes := map[string]string{}
 		if n%2 == 1 {
-			changes["FELDERA_URL"] = late
+			changes = map[string]string{"FELDERA_URL": late, "FELDERA_REQUEST_TIMEOUT": "10s", "FELDERA_REQUEST_LIFETIME": "10s"}
 		}
 		r := w.verb(changes, "verify", "-json", "-wait", "20s")
 		var out verifiedGroup
