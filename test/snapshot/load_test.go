@@ -39,6 +39,9 @@ CREATE TABLE big (id BIGINT NOT NULL PRIMARY KEY, v INT NOT NULL, note VARCHAR, 
 CREATE TABLE side (id BIGINT NOT NULL PRIMARY KEY, v INT NOT NULL) WITH ('materialized' = 'true');`
 )
 
+// small tells whether the run is one among many others, and is to be over soon.
+func small() bool { return *rowsFlag < 50_000 }
+
 // loadWriters change both tables at once.
 const loadWriters = 4
 
@@ -79,7 +82,7 @@ func underLoad(t *testing.T, seed uint64) {
 		// Some hundred chunks at most, so that kills come between them.
 		"PGSOURCE_SNAPSHOT_CHUNK_BYTES": fmt.Sprintf("%dKiB", max(64, *rowsFlag/256)), "PGSOURCE_SNAPSHOT_CHUNK_TIME": "100ms",
 	}
-	if *rowsFlag < 50_000 {
+	if small() {
 		env["FELDERA_REQUEST_TIMEOUT"], env["FELDERA_REQUEST_LIFETIME"] = "2s", "2s"
 	}
 	d := harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Tags: "crashpoints"}, harness.DaemonOptions{Env: env, ListenVar: "PGSOURCE_LISTEN"})
@@ -162,7 +165,11 @@ func loadWriter(ctx context.Context, pg *harness.Postgres, random *rand.Rand, do
 		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	pause := time.NewTicker(3 * time.Millisecond)
+	pace := 3 * time.Millisecond
+	if small() {
+		pace = 20 * time.Millisecond
+	}
+	pause := time.NewTicker(pace)
 	defer pause.Stop()
 	for n := 0; ; n++ {
 		id := 1 + random.IntN(*rowsFlag*11/10)
