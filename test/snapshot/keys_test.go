@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -94,6 +95,23 @@ func TestListOfKeys(t *testing.T) {
 		} else if refused, ok := errors.AsType[*decode.Refusal](err); !ok {
 			t.Errorf("%s: %v is no refusal (%v)", name, err, refused)
 		}
+	}
+}
+
+// No statement of a copy is compiled by the server: that takes seconds where the
+// statement takes a millisecond. Here there is nothing that could compile, and
+// the server says each time that it is asked to.
+func TestCopyIsNotCompiled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, map[string]string{"jit_provider": "no_such_library", "log_min_messages": "debug1"}, accounts, accountsProgram, accountsTable())
+	w.start()
+	w.copied()
+	w.awaitJob(w.submit("1", "2", "5000"))
+	w.equalAccounts()
+	if asked := w.pg.Log().Grep(regexp.MustCompile("JIT provider")); len(asked) > 0 {
+		t.Errorf("the server was asked to compile a statement: %s", asked)
+	} else if len(w.pg.Log().Grep(regexp.MustCompile("DEBUG:"))) == 0 {
+		t.Error("the server does not say enough for this test")
 	}
 }
 
