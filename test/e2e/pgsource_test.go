@@ -372,7 +372,8 @@ func TestPgsourceBadInput(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			env := merged(merged(good, c.change), map[string]string{"PGSOURCE_LISTEN": "127.0.0.1:0"})
+			// Each with a state of its own: two at once would refuse each other's.
+			env := merged(merged(good, map[string]string{"PGSOURCE_STATE": "file:" + filepath.Join(t.TempDir(), "state.json"), "PGSOURCE_LISTEN": "127.0.0.1:0"}), c.change)
 			if name == "check, nobody there" {
 				env["PGSOURCE_DSN"] = "postgres://postgres@127.0.0.1:1/postgres"
 			}
