@@ -74,8 +74,8 @@ func TestDecoderOnARealServer(t *testing.T) {
 		{"filtered", `CREATE TABLE filtered (id bigint PRIMARY KEY, v int, hidden text)`, `INSERT INTO filtered VALUES (1, 1, 'h'), (2, 20, 'h'); UPDATE filtered SET v = 30 WHERE id = 1; UPDATE filtered SET v = 2 WHERE id = 2; DELETE FROM filtered WHERE id = 1`, "BCRID"},
 		{"messages", `CREATE TABLE told (id bigint PRIMARY KEY)`, `SELECT pg_logical_emit_message(true, 'p', 'in'), pg_logical_emit_message(false, 'q', 'out'); INSERT INTO told VALUES (1)`, "BCRIM"},
 		{
-			"origin", `CREATE TABLE from_afar (id bigint PRIMARY KEY)`,
-			`SELECT pg_replication_origin_create('afar'); SELECT pg_replication_origin_session_setup('afar'); SELECT pg_replication_origin_xact_setup('0/1', now()); INSERT INTO from_afar VALUES (1)`, "BCROI",
+			"origin", `CREATE TABLE from_afar (id bigint PRIMARY KEY); SELECT pg_replication_origin_create('afar')`,
+			`SELECT pg_replication_origin_session_setup('afar'); SELECT pg_replication_origin_xact_setup('0/1', now()); INSERT INTO from_afar VALUES (1)`, "BCROI",
 		},
 	}
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{Settings: map[string]string{"max_replication_slots": "30"}})
@@ -84,6 +84,9 @@ func TestDecoderOnARealServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range cases {
+		if c.name == "filtered" && major(t, pg) < 15 {
+			continue // row filters and column lists are younger
+		}
 		execSQL(t, pg, c.ddl)
 		with := "FOR ALL TABLES WITH (publish_via_partition_root = true)"
 		switch c.name {
