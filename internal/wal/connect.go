@@ -42,6 +42,9 @@ var pinned = map[string]string{
 
 	"idle_in_transaction_session_timeout": "0",
 	"standard_conforming_strings":         "on",
+
+	// A warning can say that changes are left out (see unpublishedThen).
+	"client_min_messages": "warning",
 }
 
 // pooled are those of pinned that poolers take in a start-up message, and carry

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"holdfast/internal/decode"
 )
@@ -298,6 +299,28 @@ func explainServer(cfg *pgconn.Config, e *pgconn.PgError) fault {
 	return f
 }
 
+// What is said where the publication is not there in the catalogue of the time
+// of a change.
+const (
+	publishedThen = "the publication to exist at every position of the slot"
+	publishAnew   = "a publication that is made after the slot does not help the slot's earlier changes: drop the slot, make the publication, make the slot again, then " + wayBack
+)
+
+// unpublishedThen gives the refusal for the warning with which PostgreSQL 18 and
+// later say that they leave changes out, since the publication is not there in
+// the catalogue of their time; nil for any other notice. Older servers end with
+// an error there. The text may be translated and its code stands for other things
+// too, so the warning is known by the server's function that gives it.
+func unpublishedThen(operation string, m *pgproto3.NoticeResponse) error {
+	if m.Routine != "LoadPublications" || m.SeverityUnlocalized != "WARNING" {
+		return nil
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonSetup, What: operation, Why: fmt.Sprintf("the server leaves changes out: %s (SQLSTATE %s)", m.Message, m.Code),
+		Expected: publishedThen, Do: publishAnew,
+	}
+}
+
 // classify turns an error of the server into a refusal where trying again
 // cannot help, and names the operation otherwise. The codes are Postgres'
 // (appendix A of its manual).
@@ -326,8 +349,7 @@ func classify(operation string, err error) error {
 			r.Do = "find out who dropped it; a new slot starts at its own creation: make it, then " + wayBack
 			break
 		}
-		r.Expected = "the publication to exist at every position of the slot"
-		r.Do = "a publication that is made after the slot does not help the slot's earlier changes: drop the slot, make the publication, make the slot again, then " + wayBack
+		r.Expected, r.Do = publishedThen, publishAnew
 	case "53400":
 		if strings.Contains(pgErr.Message, "temporary file") {
 			r.Reason, r.Expected, r.Do = decode.ReasonLimit, "room for it in temporary files of the server", "raise temp_file_limit, or work_mem, for this role"

@@ -159,8 +159,12 @@ func (p *peekSession) receive(ctx context.Context) (pgproto3.BackendMessage, err
 			}
 			return nil, fmt.Errorf("read an answer of the server: %w", err)
 		}
-		switch msg.(type) {
-		case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
+		switch m := msg.(type) {
+		case *pgproto3.NoticeResponse:
+			if err := unpublishedThen("read the slot", m); err != nil {
+				return nil, err
+			}
+		case *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
 		default:
 			return msg, nil
 		}

@@ -78,7 +78,11 @@ func (s *stream) read(stall time.Duration) (decode.CopyMessage, error) {
 			// The server's goodbye before a shutdown. A walsender that decodes
 			// ends the command without ending the copy first.
 			return decode.CopyMessage{}, errServerDone
-		case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
+		case *pgproto3.NoticeResponse:
+			if err := unpublishedThen("stream", m); err != nil {
+				return decode.CopyMessage{}, err
+			}
+		case *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
 		default:
 			return decode.CopyMessage{}, &decode.Refusal{
 				Reason: decode.ReasonMalformed, What: "replication stream", Why: fmt.Sprintf("the server sent a %T", msg),

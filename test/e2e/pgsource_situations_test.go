@@ -150,8 +150,16 @@ func TestPgsourcePreparedTransactions(t *testing.T) {
 // which it is not there. pgsource says that instead of trying without end.
 func TestPgsourcePublicationMadeAnew(t *testing.T) {
 	t.Parallel()
+	for _, transport := range []string{"stream", "peek"} {
+		t.Run(transport, func(t *testing.T) { publicationMadeAnew(t, transport) })
+	}
+}
+
+func publicationMadeAnew(t *testing.T, transport string) {
+	t.Helper()
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
-	d := startPgsource(t, pgsourceEnv(pg, sim))
+	execSQL(t, pg, `ALTER ROLE postgres SET client_min_messages = error`) // what hides warnings is overruled
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TRANSPORT": transport}))
 	waitHealthy(t, d)
 	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'before', 1, true)`)
 	awaitConfirmed(t, pg, currentLSN(t, pg))
@@ -165,7 +173,7 @@ func TestPgsourcePublicationMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := awaitEnd(t, d, 65)
-	for _, part := range []string{"holdfast", "publication", "42704"} {
+	for _, part := range []string{"holdfast", "publication", "make the slot again"} {
 		if !strings.Contains(said, part) {
 			t.Errorf("it does not say %q:\n%s", part, said)
 		}
