@@ -279,7 +279,10 @@ func (w *world) walsender() int {
 	pid := 0
 	w.await("the stream runs", func(ctx context.Context) (any, bool) {
 		var err error
-		pid, err = harness.QueryValue[int](ctx, w.pg, `SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'holdfast'), 0)`)
+		// The session that makes the slot holds it too, before its position stands: a
+		// row that is written then is no part of the stream.
+		pid, err = harness.QueryValue[int](ctx, w.pg, `SELECT coalesce((SELECT r.pid FROM pg_replication_slots s
+			JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = 'holdfast' AND r.state IN ('catchup', 'streaming')), 0)`)
 		return err, err == nil && pid > 0
 	})
 	return pid
