@@ -129,3 +129,31 @@ func TestSnapshotOverPlainSQL(t *testing.T) {
 	w.caughtUp()
 	w.equalAccounts()
 }
+
+// What the stream brings goes out beside a copy whose rows nobody has proven
+// yet, by either transport.
+func TestStreamBesideACopyThatIsNotProven(t *testing.T) {
+	t.Parallel()
+	for name, transport := range map[string]wal.Transport{"stream": wal.TransportStream, "peek": wal.TransportPeek} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, nil, accounts, accountsProgram, accountsTable())
+			w.cfg.Transport, w.cfg.PeekInterval = transport, 50*time.Millisecond
+			w.cfg.Snapshot = wal.SnapshotNever
+			w.start()
+			w.await("a position is acknowledged", func(ctx context.Context) (any, bool) {
+				st, err := w.source.LoadState(ctx)
+				return err, err == nil && st != nil
+			})
+			_, proceed := w.midway()
+			for n := range int64(3) { // fewer than the batches that may be under way
+				w.exec(fmt.Sprintf(`INSERT INTO accounts VALUES (%d, 0, 'new')`, 2000+n))
+				w.row(2000+n, 0)
+			}
+			proceed()
+			w.copied()
+			w.caughtUp()
+			w.equalAccounts()
+		})
+	}
+}
