@@ -167,6 +167,9 @@ func (s *Source) showReport(report *Report) {
 		st.Message += fmt.Sprintf(", but for %d keys that did not come to rest", unsettled)
 	}
 	if refused > 0 {
+		if result == verifyEqual {
+			result = verifyUndecided
+		}
 		st.Message += fmt.Sprintf("; %d tables cannot be compared, pgsource verify says why", refused)
 	}
 	m.runs.WithLabelValues(result).Inc()

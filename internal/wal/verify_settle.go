@@ -221,16 +221,18 @@ func (s *settler) judge(k *suspect, one, two *sourceRow, there *feldera.Image, b
 	if there != nil {
 		now.sum = there.Sum
 	}
+	// A commit that hides the row waits from the first of the looks that agree
+	// through the last: seen by the second read of that first look, and by both of
+	// the others. Its first read can have been before it:
+	//
+	//	read the source → commit, in the WAL and held back → read the pipeline, which
+	//	has it → read the source, which does not show it
 	if k.times == 0 || k.last != now {
-		k.last, k.times, k.waiting = now, 0, maps.Clone(before.waiting)
+		k.last, k.times, k.waiting = now, 0, maps.Clone(after.waiting)
+	} else {
+		maps.DeleteFunc(k.waiting, func(session string, _ bool) bool { return !before.waiting[session] || !after.waiting[session] })
 	}
 	k.times++
-	// A commit that hides the row waits through all of the looks.
-	for session := range k.waiting {
-		if !before.waiting[session] || !after.waiting[session] {
-			delete(k.waiting, session)
-		}
-	}
 	need := looksOfRow
 	if one == nil {
 		need = looksOfAbsence
