@@ -69,6 +69,9 @@ type State struct {
 
 	// Resyncs are those that are not done, in their order.
 	Resyncs []resyncState `json:"resyncs,omitzero"`
+	// Events counts notices and beginnings of resyncs: which of two was first is
+	// told by their numbers, since a clock can be put back between them.
+	Events uint64 `json:"events,omitzero"`
 
 	Saved  time.Time `json:"saved_at"`
 	Writer string    `json:"writer"` // process that saved it, for people
@@ -89,9 +92,12 @@ type Notice struct {
 	Was string `json:"was"`
 	Now string `json:"now"`
 	// From and To bound what is in doubt: From excluded, To included.
-	From    LSN       `json:"from_lsn"`
-	To      LSN       `json:"to_lsn"`
+	From LSN `json:"from_lsn"`
+	To   LSN `json:"to_lsn"`
+	// Noticed is for people. Order is the notice's number among State.Events: 0 in
+	// one of a version that did not count, which is before all that do.
 	Noticed time.Time `json:"noticed_at"`
+	Order   uint64    `json:"order,omitzero"`
 	// Tables are those, as schema.table, that may lack rows and were not read
 	// again since: see State.NeedsResync.
 	Tables []string `json:"tables,omitzero"`
@@ -113,16 +119,45 @@ const (
 	NoticeTimeline NoticeKind = "timeline"
 )
 
-// maxNotices bounds the notices; of more, the oldest and the newest are kept.
+// maxNotices bounds the notices; of more, the oldest and the newest are kept,
+// and every table that is at risk.
 const maxNotices = 16
+
+// event numbers what happens now.
+func (st *State) event() uint64 {
+	st.Events++
+	return st.Events
+}
 
 // notice adds n.
 func (st *State) notice(n Notice) {
+	n.Order = st.event()
 	list := slices.Clone(st.Notices)
 	if len(list) == maxNotices {
-		list = list[:maxNotices-1]
+		list = withoutOne(list, &n)
 	}
 	st.Notices = append(list, n)
+}
+
+// withoutOne makes room for n. A notice that goes leaves the tables that it says
+// are at risk to a later one, since nobody would know of them any more.
+func withoutOne(list []Notice, n *Notice) []Notice {
+	last := len(list) - 1
+	if !list[last].atRisk() {
+		return list[:last]
+	}
+	heir := n
+	if !n.atRisk() {
+		for i := last - 1; i >= 0; i-- {
+			if !list[i].atRisk() {
+				return slices.Delete(list, i, i+1)
+			}
+		}
+		heir = &list[last-1]
+		heir.Order, heir.Noticed = list[last].Order, list[last].Noticed
+	}
+	heir.Tables = slices.Compact(slices.Sorted(slices.Values(slices.Concat(heir.Tables, list[last].Tables))))
+	return list[:last]
 }
 
 // StateStore keeps one State. Its methods are called by one goroutine at a
@@ -174,9 +209,11 @@ func (l *LSN) UnmarshalText(text []byte) error {
 const (
 	stateFormat  = "holdfast-pgsource-state"
 	stateVersion = 1
-	// maxStateBytes bounds what is read of a store; a state has a few hundred
-	// bytes, a snapshot's cursor some thousand.
-	maxStateBytes = 1 << 20
+	// maxStateBytes bounds what is written to a store and read of it. A state has
+	// a few hundred bytes, and some hundred more for each table; what can make it
+	// large are the keys of copies (maxJobsBytes, before JSON) and the tables that
+	// the notices name.
+	maxStateBytes = 64 << 20
 	// maxStateText bounds each name in it.
 	maxStateText = 256
 )
@@ -199,6 +236,9 @@ func encodeState(st *State) ([]byte, error) {
 	b, err := json.Marshal(envelope{Format: stateFormat, Version: stateVersion, Checksum: checksum(record), Record: record})
 	if err != nil {
 		return nil, fmt.Errorf("encode the state: %w", err)
+	}
+	if len(b) >= maxStateBytes {
+		return nil, fmt.Errorf("the state has %d bytes, and more than %d are not read again: map fewer tables", len(b), maxStateBytes)
 	}
 	return append(b, '\n'), nil
 }

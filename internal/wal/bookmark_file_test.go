@@ -399,3 +399,38 @@ func FuzzDecodeState(f *testing.F) {
 		}
 	})
 }
+
+// A state that this program takes on it can read again: as many keys as wait at
+// most, of bytes that JSON writes as six each, and notices that name many tables.
+func TestLargestStateIsReadAgain(t *testing.T) {
+	st := stateAt(100)
+	st.Snapshot = &snapshotState{}
+	for id := uint64(1); id*maxJobKeyBytes <= maxJobsBytes; id++ {
+		job := copyJob{ID: id, Kind: CopyRepair, Schema: "public", Name: "orders", Keys: [][]string{{strings.Repeat("\x01", maxJobKeyBytes-4)}}}
+		st.Snapshot.Jobs, st.Snapshot.Last = append(st.Snapshot.Jobs, job), id
+	}
+	var tables []string
+	for n := range 5000 {
+		name := fmt.Sprintf("table_with_a_name_of_some_length_%05d", n)
+		tables = append(tables, tableName{"public", name}.String())
+		st.Snapshot.Tables = append(st.Snapshot.Tables, knownTable{Schema: "public", Name: name, Copied: true, At: 1, Rows: 1})
+	}
+	for range maxNotices {
+		st.notice(Notice{Kind: NoticeIncarnation, Tables: tables})
+	}
+	b, err := encodeState(st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := decodeState(b)
+	if err != nil {
+		t.Fatalf("%d bytes: %v", len(b), err)
+	}
+	if len(again.NeedsResync()) != len(tables) || len(again.Snapshot.Jobs) != len(st.Snapshot.Jobs) {
+		t.Errorf("%d tables at risk, %d jobs", len(again.NeedsResync()), len(again.Snapshot.Jobs))
+	}
+	st.Notices[0].Was = strings.Repeat("x", maxStateBytes)
+	if _, err := encodeState(st); err == nil {
+		t.Error("what is not read again is written")
+	}
+}

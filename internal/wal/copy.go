@@ -272,10 +272,7 @@ func (c *copier) save(ctx context.Context, ch *chunk) error {
 		left = *j
 		if over = ch.last; over {
 			st.Jobs = slices.DeleteFunc(st.Jobs, func(j copyJob) bool { return j.ID == ch.job.ID })
-			if ch.job.Keys == nil {
-				t := st.know(Table{Schema: left.Schema, Name: left.Name})
-				t.Copied, t.At, t.Rows = true, received, left.Rows
-			}
+			st.know(Table{Schema: left.Schema, Name: left.Name}).copied(&left, received)
 			st.Quiet = len(st.Jobs) == 0
 			next.Resyncs = rowsCopied(next.Resyncs, ch.job.ID)
 		}
@@ -312,6 +309,10 @@ func (c *copier) awaitStream(work context.Context) {
 		done := c.a.ledger.Acknowledged() >= c.highest
 		c.a.mu.Unlock()
 		if done {
+			if err := c.a.s.lostMeanwhile(work); err != nil {
+				c.a.fail(err)
+				return
+			}
 			c.a.s.log.InfoContext(work, "all tables are copied and the stream has passed them: the end of PGSOURCE_SNAPSHOT=only", "lsn", decode.FormatLSN(c.highest))
 			c.a.fail(nil)
 			return
@@ -322,6 +323,25 @@ func (c *copier) awaitStream(work context.Context) {
 		if sleep(work, 2*copyTurn) != nil {
 			return
 		}
+	}
+}
+
+// lostMeanwhile gives the refusal with which PGSOURCE_SNAPSHOT=only ends where
+// the pipeline lost rows, or may have: nobody resyncs the tables then, and the
+// copies that were done before are not made again.
+func (s *Source) lostMeanwhile(ctx context.Context) error {
+	st, err := s.keeper.get(ctx)
+	if err != nil {
+		return err
+	}
+	at := st.NeedsResync()
+	if len(at) == 0 {
+		return nil
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "pipeline", Where: "tables " + listTables(at), Why: "it lost rows that were copied, or may have, and PGSOURCE_SNAPSHOT=only resyncs nothing",
+		Expected: "a pipeline that keeps what it has completed until everything is copied",
+		Do:       "start pgsource with PGSOURCE_SNAPSHOT=auto, which resyncs the tables; or compare them with the source (pgsource verify), and where nothing differs run: pgsource state accept -yes",
 	}
 }
 

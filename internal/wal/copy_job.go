@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"holdfast/internal/ack"
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -91,11 +92,25 @@ func begunWith(slotMade bool) *snapshotState {
 type knownTable struct {
 	Schema string `json:"schema"`
 	Name   string `json:"name"`
-	// Copied: all of its rows were copied once, and At is what the stream had
-	// received then. Otherwise that is under way, or was not wanted. Rows is how many.
-	Copied bool  `json:"copied"`
-	At     LSN   `json:"copied_at_lsn,omitzero"`
-	Rows   int64 `json:"rows,omitzero"`
+	// Copied: all of its rows were copied once. Otherwise that is under way, or was
+	// not wanted.
+	Copied bool `json:"copied"`
+	// At is what the stream had received when the last copy was done, of all of its
+	// rows or of a list of keys. Rows is how many the last one of all brought, and
+	// those of keys since, deletes among them: no acknowledged position stands for
+	// what they did.
+	At   LSN   `json:"copied_at_lsn,omitzero"`
+	Rows int64 `json:"rows,omitzero"`
+}
+
+// copied takes note of a copy that is done, of all rows or of a list of keys.
+func (t *knownTable) copied(j *copyJob, received LSN) {
+	t.At = received
+	if j.Keys != nil {
+		t.Rows += j.Rows
+		return
+	}
+	t.Copied, t.Rows = true, j.Rows
 }
 
 // copyJob is one Copy and how far it has got.
@@ -128,7 +143,7 @@ type copyJob struct {
 
 // tableShape is what a table's rows depend on beside its changes.
 type tableShape struct {
-	Columns string `json:"columns"` // a fingerprint
+	Columns string `json:"columns"` // a fingerprint, also of the publication's filter
 	// Files are the relfilenodes by the OID of table or partition; of very many
 	// partitions, one fingerprint in Sum.
 	Files map[string]uint32 `json:"files,omitzero"`
@@ -269,7 +284,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		}
 		to.Snapshot = next
 		to.Resyncs = withoutJobs(to.Resyncs, was, next)
-		return was == nil || was.Pending != next.Pending || len(was.Tables) != len(next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
+		return was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
 		if st.Snapshot != nil && st.Snapshot.Pending == pendingFound && len(wanted) == 0 {
@@ -460,16 +475,19 @@ func nextXID(ctx context.Context, conn *pgx.Conn) (uint64, error) {
 	return v.widen(uint32(age + 3)), nil //nolint:gosec // the number's lower half
 }
 
-// copiesInDoubt tells whether another incarnation of the pipeline may lack
-// copied rows. A progress row for a position behind the copy proves that they
-// are there wherever it is.
+// copiesInDoubt tells whether another incarnation of the pipeline may lack what
+// copies did. A progress row for a position behind the copy proves that it is
+// there wherever the row is. A copy that is under way begins again with another
+// incarnation, but where what it brought was proven durable it goes on behind its
+// cursor, also in a pipeline that came back empty.
 func (s *Source) copiesInDoubt(st *State) bool {
 	if st.Snapshot == nil {
 		return false
 	}
+	recorded := s.effectivelyOnce() && st.Progress != nil && !st.Progress.Pending
 	return slices.ContainsFunc(st.Snapshot.Tables, func(t knownTable) bool {
-		return t.Rows > 0 && (!s.effectivelyOnce() || st.Progress == nil || st.Progress.Pending || st.Progress.Produced <= t.At)
-	})
+		return t.Rows > 0 && (!recorded || st.Progress.Produced <= t.At)
+	}) || !recorded && s.cfg.AckOn == ack.Durable && slices.ContainsFunc(st.Snapshot.Jobs, func(j copyJob) bool { return j.Rows > 0 })
 }
 
 // copies is what those who ask for copies and those who make them share.

@@ -98,7 +98,7 @@ type readPlan struct {
 	// types; filter is the publication's condition for rows, "" for none.
 	key, casts []string
 	filter     string
-	print      string // of the columns
+	print      string // of the columns and the filter
 }
 
 func (c *chunkReader) close(ctx context.Context) {
@@ -437,12 +437,17 @@ func (c *chunkReader) makePlan(ctx context.Context, job *copyJob) (*readPlan, er
 		p.columns = append(p.columns, col.Name)
 		fmt.Fprintf(sum, "%q %d %d\n", col.Name, col.TypeOID, col.TypeModifier)
 	}
-	p.print = hex.EncodeToString(sum.Sum(nil)[:8])
 	if p.key, p.casts, err = chunkOrder(ctx, c.conn, rel); err != nil {
 		return nil, err
 	}
-	p.filter, err = c.rowFilter(ctx, job)
-	return p, err
+	if p.filter, err = c.rowFilter(ctx, job); err != nil {
+		return nil, err
+	}
+	if p.filter != "" {
+		fmt.Fprintf(sum, "%q\n", p.filter) // another one lets rows pass that are behind the cursor
+	}
+	p.print = hex.EncodeToString(sum.Sum(nil)[:8])
+	return p, nil
 }
 
 // files reads in which files the rows are, and about how many there are.

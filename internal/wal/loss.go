@@ -3,6 +3,7 @@ package wal
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -24,22 +25,19 @@ func (st *State) NeedsResync() []AtRisk {
 	if st == nil {
 		return nil
 	}
-	since := make(map[string]time.Time)
+	last := make(map[string]AtRisk)
 	for i := range st.Notices {
 		n := &st.Notices[i]
 		if !n.atRisk() {
 			continue
 		}
 		for _, t := range n.Tables {
-			if n.Noticed.After(since[t]) {
-				since[t] = n.Noticed
+			if at, seen := last[t]; !seen || n.Order >= at.order {
+				last[t] = AtRisk{Table: t, Noticed: n.Noticed, order: n.Order}
 			}
 		}
 	}
-	var out []AtRisk
-	for t, at := range since {
-		out = append(out, AtRisk{Table: t, Noticed: at})
-	}
+	out := slices.Collect(maps.Values(last))
 	slices.SortFunc(out, func(a, b AtRisk) int { return strings.Compare(a.Table, b.Table) })
 	return out
 }
@@ -47,20 +45,22 @@ func (st *State) NeedsResync() []AtRisk {
 // AtRisk is a table that needs a resync.
 type AtRisk struct {
 	Table string
-	// Noticed is when its last loss was noticed: a resync that began before
-	// does not mend it.
+	// Noticed is when its last loss was noticed.
 	Noticed time.Time
+	// order is that loss's number: a resync that began with a lower one does not
+	// mend it.
+	order uint64
 }
 
-// resynced takes a table, as schema.table, out of the notices that are older
-// than the beginning of its resync; a notice without tables that are at risk is
-// over. When it returns nil, that is durable.
-func (s *Source) resynced(ctx context.Context, table string, began time.Time) error {
+// resynced takes a table, as schema.table, out of the notices that came before
+// the beginning of its resync, by their numbers; a notice without tables that are
+// at risk is over. When it returns nil, that is durable.
+func (s *Source) resynced(ctx context.Context, table string, began uint64) error {
 	err := s.keeper.must(ctx, func(next *State) bool {
 		list := next.Notices[:0:0]
 		changed := false
 		for _, n := range next.Notices {
-			if n.atRisk() && n.Noticed.Before(began) && slices.Contains(n.Tables, table) {
+			if n.atRisk() && n.Order < began && slices.Contains(n.Tables, table) {
 				changed = true
 				n.Tables = slices.DeleteFunc(slices.Clone(n.Tables), func(t string) bool { return t == table })
 				if len(n.Tables) == 0 {

@@ -42,10 +42,14 @@ type resyncState struct {
 	// Cause says who asked: a person, or a loss of the pipeline.
 	Cause string    `json:"cause"`
 	Asked time.Time `json:"asked_at"`
-	// Began is when its copy was taken on: losses noticed before are mended by
-	// it. Job is that copy, 0 before.
-	Began time.Time `json:"began_at,omitzero"`
+	// Job is its copy, 0 before that is taken on. Began is when that was, for
+	// people, and Order its number among State.Events: losses with a lower one are
+	// mended by it. By the times, a clock that is put back behind the beginning
+	// would date a later loss before it, and nobody would mend that. The Order of a
+	// version that did not count is 0: it mends nothing.
 	Job   uint64    `json:"job,omitzero"`
+	Began time.Time `json:"began_at,omitzero"`
+	Order uint64    `json:"order,omitzero"`
 	// Ghosts: the rows are there, the keys that are too many are looked for. It is
 	// written in one with the end of Job, so that a job that is gone in another way
 	// is not taken for done.
@@ -86,7 +90,7 @@ func withoutJobs(list []resyncState, was, next *snapshotState) []resyncState {
 }
 
 // beginAgain forgets what a resync has done.
-func (r *resyncState) beginAgain() { r.Job, r.Began, r.Ghosts = 0, time.Time{}, false }
+func (r *resyncState) beginAgain() { r.Job, r.Began, r.Order, r.Ghosts = 0, time.Time{}, 0, false }
 
 // The causes of a resync.
 const (
@@ -230,7 +234,10 @@ func (s *Source) takeRequest(ctx context.Context, r *Request) error {
 		return err
 	}
 	if r.Kind == string(CopyRepair) {
-		return s.submitKeys(ctx, CopyRepair, t, r.Keys, nil)
+		return s.submitKeys(ctx, CopyRepair, t, r.Keys, func(key []string) {
+			s.log.ErrorContext(ctx, "a row of the pipeline has a key that no row of the source can have, and is not repaired: delete it by other means",
+				"table", tableName{t.Schema, t.Name}.String(), "key", strings.Join(key, ","))
+		})
 	}
 	return s.addResync(ctx, &resyncState{ID: r.ID, Schema: t.Schema, Name: t.Name, Cause: causeAsked, Asked: r.Asked})
 }
@@ -289,7 +296,7 @@ func (s *Source) addResync(ctx context.Context, r *resyncState) error {
 		full = false
 		for i := range next.Resyncs {
 			was := &next.Resyncs[i]
-			if was.ID == r.ID || (was.table() == r.table() && was.Began.IsZero()) {
+			if was.ID == r.ID || (was.table() == r.table() && was.Job == 0) {
 				return false
 			}
 		}
@@ -369,7 +376,7 @@ func (s *Source) nextResync(ctx context.Context) (*resyncState, error) {
 func (s *Source) resyncAfterLoss(ctx context.Context, st *State, at *AtRisk) error {
 	for i := range st.Resyncs {
 		r := &st.Resyncs[i]
-		if r.table().String() == at.Table && (r.Began.IsZero() || r.Began.After(at.Noticed)) {
+		if r.table().String() == at.Table && (r.Job == 0 || r.Order > at.order) {
 			return nil
 		}
 	}
@@ -480,7 +487,7 @@ func (s *Source) resyncTable(ctx context.Context, r *resyncState) error {
 		return err
 	}
 	crash.Here(crash.PgResyncGhosts)
-	if err := s.resynced(ctx, name, r.Began); err != nil {
+	if err := s.resynced(ctx, name, r.Order); err != nil {
 		return err
 	}
 	s.log.InfoContext(ctx, "table resynced", "table", name, "ghost_keys", ghosts, "took", time.Since(r.Began).Round(time.Millisecond).String())
@@ -523,19 +530,20 @@ func (s *Source) reportResync(r *resyncState, what string) {
 
 // beginResync takes the copy of all rows on.
 func (s *Source) beginResync(ctx context.Context, r *resyncState) error {
-	began := time.Now().UTC()
+	began, order := time.Now().UTC(), uint64(0)
 	job, err := s.submit(ctx, &Copy{Kind: CopyResync, Schema: r.Schema, Name: r.Name}, func(next *State, id uint64) {
+		order = next.event()
 		next.Resyncs = slices.Clone(next.Resyncs)
 		for i := range next.Resyncs {
 			if to := &next.Resyncs[i]; to.ID == r.ID {
-				to.Job, to.Began = id, began
+				to.Job, to.Began, to.Order = id, began, order
 			}
 		}
 	})
 	if err != nil {
 		return err
 	}
-	r.Job, r.Began = job, began
+	r.Job, r.Began, r.Order = job, began, order
 	s.showResyncs(ctx)
 	return nil
 }
@@ -560,15 +568,15 @@ func (s *Source) awaitCopies(ctx context.Context, meant func(*copyJob) bool) err
 }
 
 // submitKeys gives keys to copies, as many at once as the state can hold, and
-// waits for room. Texts that the source's types do not take are passed to odd,
-// where that is not nil, and left out.
+// waits for room. Texts that the source's types do not take are passed to odd and
+// left out.
 func (s *Source) submitKeys(ctx context.Context, kind CopyKind, t Table, keys [][]string, odd func([]string)) error {
 	castable, err := s.castable(ctx, t, keys)
 	if err != nil {
 		return err
 	}
 	for i, ok := range castable {
-		if !ok && odd != nil {
+		if !ok {
 			odd(keys[i])
 		}
 	}

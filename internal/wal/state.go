@@ -151,6 +151,11 @@ func (s *Source) ResetState(ctx context.Context) (*Reset, error) {
 			if before.System == st.System {
 				st.Sent = max(st.Sent, before.Sent)
 			}
+			if !before.copiesQuiet() {
+				// Copied rows may be on their way, and the new state knows of no copies:
+				// the next start waits them out as rows of the stream.
+				st.Sent = max(st.Sent, st.Acknowledged+1)
+			}
 			if before.Intent != nil {
 				// It is about the pipeline, not about the source. Of another cluster
 				// nothing more can be sent into it: its positions mean nothing here.
