@@ -352,8 +352,9 @@ func TestPgsourceVerifyHiddenCommit(t *testing.T) {
 	waitHealthy(t, d)
 	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'x'), (2, 2, 'x'), (3, 3, 'x')`)
 	awaitConfirmed(t, pg, currentLSN(t, pg))
-	execSQL(t, pg, `ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
-	execSQL(t, pg, `SELECT pg_reload_conf()`)
+	if err := pg.HoldCommits(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
@@ -370,8 +371,9 @@ func TestPgsourceVerifyHiddenCommit(t *testing.T) {
 	if got := v.unsettled(); len(v.differences()) > 0 || len(got) != 3 || !strings.Contains(got[0], "synchronous standby") {
 		t.Errorf("%v, unsettled %v", v.differences(), got)
 	}
-	execSQL(t, pg, `ALTER SYSTEM SET synchronous_standby_names = ''`)
-	execSQL(t, pg, `SELECT pg_reload_conf()`)
+	if err := pg.ReleaseCommits(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	waiting.Wait()
 	if v := runVerify(t, env, []int{0}, "items"); v.Tables[0].SourceRows != 3 {
 		t.Errorf("%+v", v.Tables[0])

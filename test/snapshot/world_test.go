@@ -309,16 +309,14 @@ func (w *world) hold(pid int) (release func()) {
 // the function it gives ends that.
 func (w *world) stuck() (release func()) {
 	w.t.Helper()
-	set := func(value string) {
-		w.exec(`ALTER SYSTEM SET synchronous_standby_names = '` + value + `'`)
-		w.exec(`SELECT pg_reload_conf()`)
-		w.await("the setting holds", func(ctx context.Context) (any, bool) {
-			now, err := harness.QueryValue[string](ctx, w.pg, `SELECT current_setting('synchronous_standby_names')`)
-			return now, err == nil && now == value
-		})
+	if err := w.pg.HoldCommits(w.t.Context()); err != nil {
+		w.t.Fatal(err)
 	}
-	set("nobody")
-	return func() { set("") }
+	return func() {
+		if err := w.pg.ReleaseCommits(w.t.Context()); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 }
 
 // commit runs a statement in a session of its own and gives what it returns
