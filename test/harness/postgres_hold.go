@@ -39,18 +39,19 @@ func (pg *Postgres) commitWaits(ctx context.Context) (held bool, err error) {
 		return false, err
 	}
 	pid := conn.PgConn().PID()
-	done := make(chan error, 1)
+	done := make(chan struct{})
+	var failed error // once done
 	go func() {
-		_, err := conn.Exec(ctx, "SELECT pg_logical_emit_message(true, 'harness', '')")
-		done <- err
+		defer close(done)
+		_, failed = conn.Exec(ctx, "SELECT pg_logical_emit_message(true, 'harness', '')")
 	}()
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for !held {
 		select {
-		case err := <-done:
+		case <-done:
 			_ = conn.Close(context.WithoutCancel(ctx))
-			return false, err
+			return false, failed
 		case <-look.C:
 		}
 		if held, err = QueryValue[bool](ctx, pg, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep')", pid); err != nil {
