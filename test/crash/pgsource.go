@@ -82,6 +82,10 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if w.program, err = opts.build(ctx); err != nil {
 		return nil, err
 	}
+	// The first run of a daemon makes its slot and copies what was there before:
+	// without that a crash proves nothing.
+	w.copying = true
+	w.oracle.comesBack("a table whose copy is not done has a part of its rows", false, false)
 	w.settings = opts.daemonEnv(w.env())
 	w.daemon, err = harness.StartDaemon(harness.DaemonOptions{Program: w.program, ListenVar: "PGSOURCE_LISTEN", Env: w.settings})
 	if err != nil {
@@ -90,10 +94,6 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if err = w.ready(ctx); err != nil {
 		return nil, fmt.Errorf("first start: %w", err)
 	}
-	// The first run of a daemon makes its slot and copies what was there before:
-	// without that a crash proves nothing.
-	w.copying = true
-	w.oracle.comesBack("a table whose copy is not done has a part of its rows", false, false)
 	if err = w.settle(ctx); err != nil {
 		return nil, fmt.Errorf("first rows: %w", err)
 	}
