@@ -62,6 +62,16 @@ func (d *deliverer) checkDrift(ctx context.Context, was, rel *decode.Relation, t
 		return nil
 	}
 	diff := compareShapes(was, rel)
+	if hasIdentity(was) && !hasIdentity(rel) {
+		if err := checkIdentity(rel, table); err != nil {
+			return err
+		}
+	}
+	resync := "pgsource resync " + rel.String()
+	if moved := movedColumns(was, rel, table); len(moved) > 0 {
+		return d.drifted(was, rel, table, fmt.Sprintf("columns %s stand in another order: names were exchanged, or a column was dropped and made anew, so the rows that are in the Feldera table have under these names what the source has under others, or no more",
+			strings.Join(moved, ", ")), "start pgsource again, which goes on with the new shape, then run: "+resync)
+	}
 	gone := slices.DeleteFunc(slices.Clone(diff.dropped), func(name string) bool { return !table.Has(name) })
 	if len(gone) > 0 && len(diff.added) > 0 {
 		return d.drifted(was, rel, table, fmt.Sprintf("columns %s went and %s came in one change, which is what a rename looks like: the Feldera table would keep the old ones, and have NULL in them from here on",
@@ -78,7 +88,42 @@ func (d *deliverer) checkDrift(ctx context.Context, was, rel *decode.Relation, t
 		d.a.s.log.WarnContext(ctx, "the source has dropped columns that the Feldera table still has: rows have NULL there from here on, older rows keep their values",
 			"table", rel.String(), "columns", gone)
 	}
+	if stale := staleColumns(was, rel, table); len(stale) > 0 && !d.rehearsing {
+		d.a.s.log.WarnContext(ctx, "columns were added or have another type: what that made of the rows that were there before (a DEFAULT, USING, rounding) is not in the stream, and a resync of the table brings it",
+			"table", rel.String(), "columns", stale, "run", resync)
+	}
 	return nil
+}
+
+// movedColumns are those of the Feldera table's columns that stand in another
+// order. Postgres never moves a column, so such a name means another one now.
+func movedColumns(was, now *decode.Relation, table *feldera.Table) (moved []string) {
+	common := func(rel, other *decode.Relation) (names []string) {
+		for i := range rel.Columns {
+			name := rel.Columns[i].Name
+			if table.Has(name) && slices.ContainsFunc(other.Columns, func(c decode.Column) bool { return c.Name == name }) {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	before := common(was, now)
+	for i, name := range common(now, was) {
+		if before[i] != name {
+			moved = append(moved, name)
+		}
+	}
+	return moved
+}
+
+// staleColumns are those of the Feldera table in which rows that were there
+// before may have another value at the source now.
+func staleColumns(was, now *decode.Relation, table *feldera.Table) []string {
+	if was == nil {
+		return nil
+	}
+	d := compareShapes(was, now)
+	return slices.DeleteFunc(slices.Concat(d.added, d.changed), func(name string) bool { return !table.Has(name) })
 }
 
 // drifted words the refusal of a change of shape, with all shapes named.
@@ -104,6 +149,9 @@ func (d *deliverer) encoderFor(was, rel *decode.Relation, table *feldera.Table) 
 		return nil, err
 	}
 	drifted := *refused
+	if len(diff.added) > 0 && drifted.Do != "" {
+		drifted.Do += "; where a new column has a DEFAULT, run afterwards: pgsource resync " + rel.String() + ", since the rows that were there before do not come again"
+	}
 	drifted.Why += fmt.Sprintf(" (the source table changed: it was %s and is %s; the Feldera table has %s)",
 		d.a.s.types.shape(was), d.a.s.types.shape(rel), table.Shape())
 	return nil, &drifted

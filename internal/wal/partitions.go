@@ -332,18 +332,21 @@ func checkUnique(ctx context.Context, conn *pgx.Conn, rel *decode.Relation, key 
 	return &decode.Refusal{
 		Reason: decode.ReasonIdentity, What: "source table", Where: rel.String(),
 		Why:      "the Feldera table's PRIMARY KEY (" + columns + ") is not unique in it, so rows of the source would overwrite each other",
-		Expected: "a unique index over columns of the Feldera table's PRIMARY KEY",
+		Expected: "a unique index over columns of the Feldera table's PRIMARY KEY, which is not deferrable",
 		Do:       fmt.Sprintf("CREATE UNIQUE INDEX ON %s (%s); or declare another key, or none, in Feldera", nameOf(rel), columns),
 	}
 }
 
-// readUnique gives the columns of each unique index that holds for all rows.
+// readUnique gives the columns of each unique index that holds for all rows and
+// at every moment. A deferrable one lets two rows have one key until the end of
+// their transaction, and there the second of them would take the place of the
+// first.
 func readUnique(ctx context.Context, conn *pgx.Conn, rel *decode.Relation) ([][]string, error) {
 	rows, err := conn.Query(ctx, `
 		SELECT array_agg(a.attname::text) FROM pg_index i
 		CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, n)
 		JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-		WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
+		WHERE i.indrelid = $1 AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
 		GROUP BY i.indexrelid`, rel.ID)
 	if err != nil {
 		return nil, classify("look up the unique indexes of "+rel.String(), err)

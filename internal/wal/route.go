@@ -18,6 +18,9 @@ type route struct {
 	out     *output
 	// source names the relation among all that can feed the table.
 	source string
+	// stale are columns that were added or have another type since the start: see
+	// staleColumns.
+	stale []string
 }
 
 // row takes one message of a transaction.
@@ -95,13 +98,19 @@ func (d *deliverer) setRoute(work context.Context, rel *decode.Relation, tx *tra
 		return err
 	}
 	before := d.routes[rel.ID]
+	stale := staleColumns(was, rel, table)
+	if before != nil {
+		stale = append(stale, before.stale...)
+	}
+	slices.Sort(stale)
+	stale = slices.Compact(stale)
 	if ignored := encoder.Ignored(); len(ignored) > 0 && !d.rehearsing && (before == nil || !slices.Equal(before.encoder.Ignored(), ignored)) {
 		d.a.s.log.WarnContext(work, "columns of the source are left out, as PGSOURCE_EXTRA_COLUMNS=ignore says",
 			"table", rel.String(), "columns", ignored)
 	}
 	d.cfg.Metrics.ignoredColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Ignored())))
 	d.cfg.Metrics.absentColumns.WithLabelValues(rel.String()).Set(float64(len(encoder.Missing())))
-	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table), source: d.a.sourceOf(rel)}
+	d.routes[rel.ID] = &route{rel: rel, encoder: encoder, out: d.outputFor(table), source: d.a.sourceOf(rel), stale: stale}
 	if !d.rehearsing {
 		d.showShapes()
 	}
@@ -119,6 +128,9 @@ func (d *deliverer) showShapes() {
 		}
 		if missing := r.encoder.Missing(); len(missing) > 0 {
 			parts = append(parts, fmt.Sprintf("%s: always NULL in Feldera %s", r.rel, strings.Join(missing, ", ")))
+		}
+		if len(r.stale) > 0 {
+			parts = append(parts, fmt.Sprintf("%s: added or of another type since the start, and not sent again for older rows (pgsource resync): %s", r.rel, strings.Join(r.stale, ", ")))
 		}
 	}
 	slices.Sort(parts)

@@ -49,6 +49,8 @@ type ready struct {
 	at     uint64
 	// trees are the partitions of those that have any.
 	trees map[tableName]*tree
+	// baselines are what rows depend on beside the stream.
+	baselines map[tableName]*baseline
 	// statusEvery is how often the server must hear from us, senderTimeout the
 	// wal_sender_timeout to ask for, 0 for the server's own.
 	statusEvery   time.Duration
@@ -174,6 +176,11 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	if err := s.ensureSlot(ctx, conn, r); err != nil {
+		return err
+	}
+	lctx, done := context.WithTimeout(ctx, queryTimeout) // a slot can take longer than qctx
+	defer done()
+	if r.baselines, err = s.readBaselines(lctx, conn, r); err != nil {
 		return err
 	}
 	if err := s.remember(ctx, r); err != nil {
@@ -305,13 +312,14 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, r
 		return asGap(err)
 	}
 	for name, oid := range r.oids {
-		var now *uint32
-		err := conn.QueryRow(ctx, `SELECT (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-			WHERE n.nspname = $1 AND c.relname = $2)`, name.schema, name.name).Scan(&now)
-		if err != nil {
+		var now uint32
+		var identity string
+		err := conn.QueryRow(ctx, `SELECT c.oid, c.relreplident::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE n.nspname = $1 AND c.relname = $2`, name.schema, name.name).Scan(&now, &identity)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return classify("look up table "+name.String(), err)
 		}
-		if now == nil || *now != oid {
+		if now != oid {
 			return &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(), Why: "it was dropped, renamed or made anew while pgsource was streaming",
 				Expected: "the table that it started with",
@@ -324,12 +332,14 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, r
 			}
 		}
 		if shape := r.shapes[name]; shape != nil {
-			if err := checkUnique(ctx, conn, shape, r.tables[name].KeyNames()); err != nil {
+			current := *shape
+			current.Identity = decode.Identity(identity[0])
+			if err := checkUnique(ctx, conn, &current, r.tables[name].KeyNames()); err != nil {
 				return asGap(err)
 			}
 		}
 	}
-	return nil
+	return s.rowsUnchanged(ctx, conn, r)
 }
 
 // asGap says of a refusal what it means while streaming: something was left

@@ -33,7 +33,9 @@ func awaitEndWithin(t *testing.T, d *harness.Daemon, want int, limit time.Durati
 
 // A transaction that shares a batch with a later, refused one is delivered as
 // it was written, although the table's columns swapped their names in between
-// and it does not bring its own description.
+// and it does not bring its own description. The later one is refused for that:
+// rows that were there before have their values exchanged, which is not in the
+// stream.
 func TestPgsourceRowsKeepTheirOwnRelation(t *testing.T) {
 	t.Parallel()
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
@@ -45,12 +47,11 @@ func TestPgsourceRowsKeepTheirOwnRelation(t *testing.T) {
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	execSQL(t, pg, `INSERT INTO pairs VALUES (2, 100, 200)`)
 	execSQL(t, pg, `BEGIN; ALTER TABLE pairs RENAME a TO c; ALTER TABLE pairs RENAME b TO a; ALTER TABLE pairs RENAME c TO b; INSERT INTO pairs VALUES (3, 1, 2); COMMIT`)
-	execSQL(t, pg, `TRUNCATE pairs`)
-	if said := awaitEnd(t, d, 65); !strings.Contains(said, "TRUNCATE") {
+	if said := awaitEnd(t, d, 65); !strings.Contains(said, "columns b, a stand in another order") || !strings.Contains(said, "pgsource resync public.pairs") {
 		t.Errorf("it says %s", said)
 	}
 	got := fmt.Sprint(rows(sim, "pairs", "id", "a", "b"))
-	if want := "[[1 10 20] [2 100 200] [3 2 1]]"; got != want {
+	if want := "[[1 10 20] [2 100 200]]"; got != want {
 		t.Errorf("the table holds %s, want %s", got, want)
 	}
 }

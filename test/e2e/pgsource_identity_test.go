@@ -17,7 +17,7 @@ func TestPgsourceRowIdentity(t *testing.T) {
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
 	tables := []struct{ name, ddl string }{
 		{"by_key", `CREATE TABLE by_key (id bigint PRIMARY KEY DEFERRABLE INITIALLY IMMEDIATE, v text, big text)`},
-		{"by_full", `CREATE TABLE by_full (id bigint, v text, big text, UNIQUE (id) DEFERRABLE INITIALLY IMMEDIATE); ALTER TABLE by_full REPLICA IDENTITY FULL`},
+		{"by_full", `CREATE TABLE by_full (id bigint, v text, big text, UNIQUE (id)); ALTER TABLE by_full REPLICA IDENTITY FULL`},
 		{"by_index", `CREATE TABLE by_index (id bigint NOT NULL, v text, big text, other bigserial PRIMARY KEY); CREATE UNIQUE INDEX by_index_id ON by_index (id) INCLUDE (v);
 			ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_id`},
 		{"Mixed Name", `CREATE SCHEMA "Other One"; CREATE TABLE "Other One"."Mixed Name" (id bigint PRIMARY KEY, v text, big text)`},
@@ -93,13 +93,14 @@ func TestPgsourceRefusesIdentities(t *testing.T) {
 	execSQL(t, pg, `CREATE TABLE nothing (id bigint PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING;
 		CREATE TABLE keyless (id bigint); CREATE TABLE late (id bigint PRIMARY KEY DEFERRABLE);
 		CREATE TABLE loose (id bigint, v text); ALTER TABLE loose REPLICA IDENTITY FULL; CREATE UNIQUE INDEX ON loose (id) WHERE v IS NOT NULL;
+		CREATE TABLE deferred (id bigint PRIMARY KEY DEFERRABLE); ALTER TABLE deferred REPLICA IDENTITY FULL;
 		CREATE TABLE other (id bigint, v text, PRIMARY KEY (id, v)); CREATE TABLE bag (id bigint PRIMARY KEY);
 		CREATE TABLE listed (id bigint PRIMARY KEY, v text); CREATE PUBLICATION listing FOR TABLE listed (v);
 		CREATE TABLE leafy (id bigint PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE leafy1 PARTITION OF leafy FOR VALUES FROM (0) TO (10);
 		ALTER TABLE leafy REPLICA IDENTITY FULL;
 		CREATE TABLE rooted (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE rooted1 PARTITION OF rooted FOR VALUES FROM (0) TO (10);
 		CREATE PUBLICATION leaves FOR TABLE rooted`)
-	key, keyed := `(id BIGINT NOT NULL PRIMARY KEY, v VARCHAR);`, []string{"nothing", "keyless", "late", "loose", "other", "listed", "leafy", "rooted"}
+	key, keyed := `(id BIGINT NOT NULL PRIMARY KEY, v VARCHAR);`, []string{"nothing", "keyless", "late", "loose", "deferred", "other", "listed", "leafy", "rooted"}
 	program := "CREATE TABLE bag (id BIGINT NOT NULL);"
 	for _, name := range keyed {
 		program += "CREATE TABLE " + name + " " + key
@@ -107,7 +108,8 @@ func TestPgsourceRefusesIdentities(t *testing.T) {
 	sim := startSim(t, felderasim.Options{SQL: program})
 	for name, says := range map[string]string{
 		"nothing": "ALTER TABLE", "keyless": "primary key", "late": "REPLICA IDENTITY FULL", "loose": "CREATE UNIQUE INDEX",
-		"other": "PRIMARY KEY (id, v)", "bag": "REPLICA IDENTITY FULL", "listed": "column list", "leafy": `ALTER TABLE public.leafy1 REPLICA IDENTITY FULL`,
+		"deferred": "not deferrable",
+		"other":    "PRIMARY KEY (id, v)", "bag": "REPLICA IDENTITY FULL", "listed": "column list", "leafy": `ALTER TABLE public.leafy1 REPLICA IDENTITY FULL`,
 		"rooted": "publish_via_partition_root = true",
 	} {
 		env := map[string]string{"PGSOURCE_TABLES": "public." + name}

@@ -133,4 +133,8 @@ func TestPgsourcePublishedGeneratedColumns(t *testing.T) {
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	sameRows(t, pg, sim, "gen", "id", "v", "doubled")
 	wants(t, runVerb(t, env, "verify"), 0)
+	execSQL(t, pg, `ALTER TABLE gen ALTER doubled SET EXPRESSION AS (v * 3)`)
+	if said := awaitEnd(t, d, 65); !strings.Contains(said, "has another expression") || !strings.Contains(said, "pgsource resync public.gen") {
+		t.Errorf("it says %s", said)
+	}
 }

@@ -1,0 +1,215 @@
+package wal
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
+)
+
+// This file is about changes of the catalogue that change rows without a word in
+// the stream, or which rows are in it: a column is dropped and another one made
+// of the same name, names are exchanged, a label of an enum is renamed, the
+// publication gets another row filter or column list. The rows that are there
+// are then others at the source than what was delivered of them. While pgsource
+// runs, the catalogue is held against what it was at the start.
+
+// baseline is one mapped table as it was at the start.
+type baseline struct {
+	columns map[string]baseColumn
+	// filter is the publication's row filter, "" for none.
+	filter string
+	// texts decide how stored values read: labels of enums, and attributes of
+	// composite types.
+	texts map[textOf]string
+}
+
+type baseColumn struct {
+	number int16
+	// carried: the publication has it. generated is its expression, "" for none.
+	carried   bool
+	generated string
+}
+
+// textOf is a label, by its own OID, or a composite type.
+type textOf struct {
+	class string // enum or composite
+	oid   uint32
+	name  string // of the type
+}
+
+// readBaselines looks at all mapped tables, which r knows by their OIDs.
+func (s *Source) readBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (map[tableName]*baseline, error) {
+	found := make(map[tableName]*baseline, len(r.oids))
+	byOID := make(map[uint32]*baseline, len(r.oids))
+	oids := make([]int64, 0, len(r.oids))
+	targets := make(map[uint32]*feldera.Table, len(r.oids))
+	for name, oid := range r.oids {
+		b := &baseline{columns: make(map[string]baseColumn), texts: make(map[textOf]string)}
+		found[name], byOID[oid], targets[oid] = b, b, r.tables[name]
+		oids = append(oids, int64(oid))
+	}
+	listed, err := s.readListed(ctx, conn, found)
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[uint32]tableName, len(r.oids))
+	for name, oid := range r.oids {
+		names[oid] = name
+	}
+	rows, err := conn.Query(ctx, `
+		SELECT a.attrelid, a.attname, a.attnum, CASE WHEN a.attgenerated <> '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END
+		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+		WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped`, oids)
+	if err != nil {
+		return nil, classify("look up the tables' columns", err)
+	}
+	var oid uint32
+	var name string
+	var col baseColumn
+	_, err = pgx.ForEachRow(rows, []any{&oid, &name, &col.number, &col.generated}, func() error {
+		if !targets[oid].Has(name) {
+			return nil
+		}
+		list := listed[names[oid]]
+		col.carried = list == nil || slices.Contains(list, name)
+		byOID[oid].columns[name] = col
+		return nil
+	})
+	if err != nil {
+		return nil, classify("look up the tables' columns", err)
+	}
+	return found, readTexts(ctx, conn, oids, targets, byOID)
+}
+
+// readListed gives the columns of each published table, nil where the server has
+// no column lists, and enters the row filters.
+func (s *Source) readListed(ctx context.Context, conn *pgx.Conn, found map[tableName]*baseline) (map[tableName][]string, error) {
+	rows, err := conn.Query(ctx, `
+		SELECT schemaname, tablename, coalesce(to_jsonb(p)->>'rowfilter', ''),
+		       CASE WHEN jsonb_typeof(to_jsonb(p)->'attnames') = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) END
+		FROM pg_publication_tables p WHERE pubname = $1`, s.cfg.Publication)
+	if err != nil {
+		return nil, classify("look up the published tables", err)
+	}
+	listed := make(map[tableName][]string, len(found))
+	var name tableName
+	var filter string
+	var columns []string
+	_, err = pgx.ForEachRow(rows, []any{&name.schema, &name.name, &filter, &columns}, func() error {
+		if b := found[name]; b != nil {
+			b.filter, listed[name] = filter, slices.Clone(columns)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, classify("look up the published tables", err)
+	}
+	return listed, nil
+}
+
+// readTexts reads what decides how the values of the tables' columns read, with
+// the types behind domains, arrays, ranges and composite types.
+func readTexts(ctx context.Context, conn *pgx.Conn, oids []int64, targets map[uint32]*feldera.Table, byOID map[uint32]*baseline) error {
+	rows, err := conn.Query(ctx, `
+		WITH RECURSIVE used (rel, col, oid) AS (
+			SELECT attrelid, attname, atttypid FROM pg_attribute WHERE attrelid = ANY ($1::int8[]::oid[]) AND attnum > 0 AND NOT attisdropped
+			UNION
+			SELECT used.rel, used.col, behind.oid FROM used JOIN pg_type t ON t.oid = used.oid
+			CROSS JOIN LATERAL (
+				SELECT t.typbasetype AS oid UNION ALL SELECT t.typelem
+				UNION ALL SELECT rngsubtype FROM pg_range WHERE t.typtype IN ('r', 'm') AND (rngtypid = t.oid OR rngmultitypid = t.oid)
+				UNION ALL SELECT atttypid FROM pg_attribute WHERE t.typtype = 'c' AND attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
+			) behind WHERE behind.oid <> 0
+		)
+		SELECT used.rel, used.col, 'enum', e.oid, format_type(e.enumtypid, NULL), e.enumlabel::text FROM used JOIN pg_enum e ON e.enumtypid = used.oid
+		UNION ALL
+		SELECT used.rel, used.col, 'composite', t.oid, format_type(t.oid, NULL), (SELECT coalesce(string_agg(a.attnum::text, ',' ORDER BY a.attnum), '')
+			FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+		FROM used JOIN pg_type t ON t.oid = used.oid WHERE t.typtype = 'c'`, oids)
+	if err != nil {
+		return classify("look up the types of the tables' columns", err)
+	}
+	var oid uint32
+	var column, text string
+	var of textOf
+	_, err = pgx.ForEachRow(rows, []any{&oid, &column, &of.class, &of.oid, &of.name, &text}, func() error {
+		if targets[oid].Has(column) {
+			byOID[oid].texts[of] = text
+		}
+		return nil
+	})
+	if err != nil {
+		return classify("look up the types of the tables' columns", err)
+	}
+	return nil
+}
+
+// changed says what is different now of what the rows that were delivered
+// depended on, "" for nothing.
+func (b *baseline) changed(now *baseline) string {
+	for _, name := range slices.Sorted(maps.Keys(b.columns)) {
+		was := b.columns[name]
+		col, still := now.columns[name]
+		switch {
+		case !still: // dropped or renamed, which the stream tells
+		case col.number != was.number:
+			return fmt.Sprintf("column %q is another one than it was: it was dropped and made anew, or names of columns were exchanged", name)
+		case was.carried && !col.carried:
+			return fmt.Sprintf("the publication's column list leaves out column %q now, so it is NULL in the Feldera table in every row that changes", name)
+		case was.carried && was.generated != col.generated && was.generated != "" && col.generated != "":
+			return fmt.Sprintf("the generated column %q has another expression", name)
+		}
+	}
+	if b.filter != now.filter {
+		return fmt.Sprintf("the publication's row filter is now %s and was %s: rows that only one of the two lets through are not in the stream", orNone(now.filter), orNone(b.filter))
+	}
+	for of, was := range b.texts {
+		text, still := now.texts[of]
+		switch {
+		case !still || text == was:
+		case of.class == "enum":
+			return fmt.Sprintf("label %s of type %s is now %s", strconv.Quote(was), of.name, strconv.Quote(text))
+		default:
+			return fmt.Sprintf("the composite type %s has other attributes", of.name)
+		}
+	}
+	return ""
+}
+
+func orNone(filter string) string {
+	if filter == "" {
+		return "none"
+	}
+	const most = 200
+	if len(filter) > most {
+		return filter[:most] + "…"
+	}
+	return filter
+}
+
+// rowsUnchanged refuses changes of the catalogue that leave Feldera with other
+// rows than the source has, without a change in the stream.
+func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) error {
+	now, err := s.readBaselines(ctx, conn, r)
+	if err != nil {
+		return err
+	}
+	for name, was := range r.baselines {
+		if why := was.changed(now[name]); why != "" {
+			return &decode.Refusal{
+				Reason: decode.ReasonGap, What: "source table", Where: name.String(),
+				Why:      why + "; the rows that were there before are others now, without a change in the stream",
+				Expected: "columns, labels of enums, row filter and column list as they were when pgsource started",
+				Do:       "start pgsource, then run: pgsource resync " + name.schema + "." + name.name,
+			}
+		}
+	}
+	return nil
+}
