@@ -391,3 +391,25 @@ func TestOwnState(t *testing.T) {
 		}
 	}
 }
+
+// Behind a reset the next start still waits for requests that may be on their
+// way, of the stream or of copies, which the new state knows nothing of.
+func TestResetKeepsWhatIsOnItsWay(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		before State
+		waits  bool
+	}{
+		{"nothing", State{System: "1", Sent: 50}, false},
+		{"rows of the stream", State{System: "1", Sent: 150}, true},
+		{"rows of another cluster", State{System: "2", Sent: 150}, false},
+		{"copies that are quiet", State{System: "1", Snapshot: &snapshotState{Quiet: true}}, false},
+		{"copied rows", State{System: "1", Snapshot: &snapshotState{}}, true},
+	} {
+		st := &State{System: "1", Acknowledged: 100, Sent: 100}
+		st.follow(&c.before)
+		if got := st.Sent > st.Acknowledged; got != c.waits {
+			t.Errorf("%s: the next start waits: %t", c.name, got)
+		}
+	}
+}

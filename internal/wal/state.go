@@ -147,24 +147,7 @@ func (s *Source) ResetState(ctx context.Context) (*Reset, error) {
 	err = s.changeState(ctx, func(before *State, unreadable error) *State {
 		done.Before, done.Unreadable = before, unreadable
 		if before != nil {
-			st.Sequence = before.Sequence
-			if before.System == st.System {
-				st.Sent = max(st.Sent, before.Sent)
-			}
-			if !before.copiesQuiet() {
-				// Copied rows may be on their way, and the new state knows of no copies:
-				// the next start waits them out as rows of the stream.
-				st.Sent = max(st.Sent, st.Acknowledged+1)
-			}
-			if before.Intent != nil {
-				// It is about the pipeline, not about the source. Of another cluster
-				// nothing more can be sent into it: its positions mean nothing here.
-				in := *before.Intent
-				if before.System != st.System {
-					in.Through = 0
-				}
-				st.Intent = &in
-			}
+			st.follow(before)
 		}
 		return st
 	})
@@ -179,6 +162,28 @@ func (s *Source) ResetState(ctx context.Context) (*Reset, error) {
 		}
 	}
 	return &done, err
+}
+
+// follow keeps of the state before a reset what holds behind it too.
+func (st *State) follow(before *State) {
+	st.Sequence = before.Sequence
+	if before.System == st.System {
+		st.Sent = max(st.Sent, before.Sent)
+	}
+	if !before.copiesQuiet() {
+		// Copied rows may be on their way, and the new state knows of no copies: the
+		// next start waits them out as rows of the stream.
+		st.Sent = max(st.Sent, st.Acknowledged+1)
+	}
+	if before.Intent != nil {
+		// It is about the pipeline, not about the source. Of another cluster nothing
+		// more can be sent into it: its positions mean nothing here.
+		in := *before.Intent
+		if before.System != st.System {
+			in.Through = 0
+		}
+		st.Intent = &in
+	}
 }
 
 // Accepted is what AcceptState has done.

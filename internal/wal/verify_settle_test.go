@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	dto "github.com/prometheus/client_model/go"
+
 	"holdfast/internal/decode"
 	"holdfast/internal/feldera"
 )
@@ -73,5 +75,18 @@ func TestCommitHeldBackWithinTheFirstLook(t *testing.T) {
 	}
 	if !look(held, calm) {
 		t.Errorf("nobody waits any more, and it says %q", k.why)
+	}
+}
+
+// A table that cannot be compared is not equal for that.
+func TestComparisonThatIsRefusedIsUndecided(t *testing.T) {
+	s := testSource(t, noStore{})
+	s.showReport(&Report{Tables: []TableReport{{Table: "public.orders", Refused: "it has no PRIMARY KEY"}}})
+	for result, want := range map[string]float64{verifyEqual: 0, verifyUndecided: 1} {
+		var m dto.Metric
+		must(t, s.cfg.Metrics.verify.runs.WithLabelValues(result).Write(&m))
+		if got := m.GetCounter().GetValue(); got != want {
+			t.Errorf("%v runs are %s", got, result)
+		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"holdfast/internal/decode"
 	"holdfast/internal/wal"
+	"holdfast/test/felderasim"
+	"holdfast/test/felderasim/core"
 )
 
 // Chunks are read along keys of every kind: the cursor goes through the state as
@@ -213,6 +215,41 @@ func TestSnapshotModes(t *testing.T) {
 			t.Errorf("confirmed %d, %v", confirmed, err)
 		}
 	})
+}
+
+// With `only` a table that was copied is not copied again, and nobody resyncs it:
+// where the pipeline has lost it before the last one was done, that is no end to
+// be called good.
+func TestSnapshotOnlyAfterALoss(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, `CREATE TABLE accounts (id int PRIMARY KEY, v int NOT NULL, note text); INSERT INTO accounts VALUES (1, 1, 'x'); CREATE TABLE more (id int PRIMARY KEY, v int NOT NULL, note text); INSERT INTO more SELECT i, 0, repeat('x', 100) FROM generate_series(1, 5000) i`,
+		accountsProgram+`; CREATE TABLE more (id INT NOT NULL PRIMARY KEY, v INT NOT NULL, note VARCHAR) WITH ('materialized' = 'true')`,
+		accountsTable(), wal.Table{Schema: "public", Name: "more", Target: "more"})
+	w.cfg.Snapshot = wal.SnapshotOnly
+	hang, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.Hang, Endpoint: "completion_status", Skip: 20, Count: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	w.await("the first table is copied, and the other one is not", func(ctx context.Context) (any, bool) {
+		st, err := w.source.LoadState(ctx)
+		if err != nil || st == nil {
+			return err, false
+		}
+		list := st.Copies()
+		return list, len(list) == 1 && list[0].Table == `"public"."more"` && w.sim.FaultHits(hang) > 0
+	})
+	w.sim.Crash(core.KeepNothing)
+	w.sim.ClearFault(hang)
+	err = w.end()
+	w.stop = nil
+	refused, ok := errors.AsType[*decode.Refusal](err)
+	if !ok || refused.Reason != decode.ReasonGap || !strings.Contains(refused.Where, `"public"."accounts"`) {
+		t.Errorf("it ended with %v", err)
+	}
+	if got := w.sim.Count("more"); got != 5000 {
+		t.Errorf("%d rows of more", got)
+	}
 }
 
 // A transaction that writes to a table before it is published, and commits
