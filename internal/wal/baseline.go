@@ -25,8 +25,8 @@ type baseline struct {
 	columns map[string]baseColumn
 	// filter is the publication's row filter, "" for none.
 	filter string
-	// texts decide how stored values read: labels of enums, and attributes of
-	// composite types.
+	// texts decide how stored values read: labels of enums, attributes of
+	// composite types, and settings of the server.
 	texts map[textOf]string
 }
 
@@ -37,9 +37,10 @@ type baseColumn struct {
 	generated string
 }
 
-// textOf is a label, by its own OID, or a composite type.
+// textOf is a label, by its own OID, or a composite type, or a type that a
+// setting has a part in.
 type textOf struct {
-	class string // enum or composite
+	class string // enum, composite, or the setting
 	oid   uint32
 	name  string // of the type
 }
@@ -132,7 +133,11 @@ func readTexts(ctx context.Context, conn *pgx.Conn, oids []int64, targets map[ui
 		UNION ALL
 		SELECT used.rel, used.col, 'composite', t.oid, format_type(t.oid, NULL), (SELECT coalesce(string_agg(a.attnum::text, ',' ORDER BY a.attnum), '')
 			FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
-		FROM used JOIN pg_type t ON t.oid = used.oid WHERE t.typtype = 'c'`, oids)
+		FROM used JOIN pg_type t ON t.oid = used.oid WHERE t.typtype = 'c'
+		UNION ALL
+		SELECT used.rel, used.col, s.name, used.oid, format_type(used.oid, NULL), s.reset_val FROM used JOIN pg_settings s
+		ON s.name = CASE WHEN used.oid = 'money'::regtype THEN 'lc_monetary'
+			WHEN used.oid = ANY ('{regclass,regproc,regprocedure,regoper,regoperator,regtype,regconfig,regdictionary,regcollation}'::regtype[]) THEN 'search_path' END`, oids)
 	if err != nil {
 		return classify("look up the types of the tables' columns", err)
 	}
@@ -176,8 +181,10 @@ func (b *baseline) changed(now *baseline) string {
 		case !still || text == was:
 		case of.class == "enum":
 			return fmt.Sprintf("label %s of type %s is now %s", strconv.Quote(was), of.name, strconv.Quote(text))
-		default:
+		case of.class == "composite":
 			return fmt.Sprintf("the composite type %s has other attributes", of.name)
+		default:
+			return fmt.Sprintf("values of type %s are written by %s, which is now %s and was %s", of.name, of.class, strconv.Quote(text), strconv.Quote(was))
 		}
 	}
 	return ""
@@ -206,7 +213,7 @@ func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) er
 			return &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(),
 				Why:      why + "; the rows that were there before are others now, without a change in the stream",
-				Expected: "columns, labels of enums, row filter and column list as they were when pgsource started",
+				Expected: "columns, types, row filter and column list as they were when pgsource started",
 				Do:       "start pgsource, then run: pgsource resync " + name.schema + "." + name.name,
 			}
 		}

@@ -47,6 +47,11 @@ var pinned = map[string]string{
 	"client_min_messages": "warning",
 }
 
+// ofTheServer decide about the text of money and of the names of objects. They
+// are as server, database and role have them, not as an earlier client of a
+// pooler has set them.
+var ofTheServer = []string{"lc_monetary", "search_path"}
+
 // pooled are those of pinned that poolers take in a start-up message, and carry
 // over to whichever session serves the client. PgBouncer refuses others.
 var pooled = []string{"client_encoding", "datestyle", "timezone", "standard_conforming_strings"}
@@ -416,6 +421,9 @@ func setLocalSQL(which func(name string) bool) string {
 		if which(name) {
 			settings = append(settings, fmt.Sprintf("set_config(%s, %s, true)", quoteLiteral(name), quoteLiteral(pinned[name])))
 		}
+	}
+	for _, name := range ofTheServer {
+		settings = append(settings, fmt.Sprintf("set_config(%s, (SELECT reset_val FROM pg_settings WHERE name = %s), true)", quoteLiteral(name), quoteLiteral(name)))
 	}
 	return "SELECT " + strings.Join(settings, ", ")
 }

@@ -195,6 +195,10 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 			"composite type pair has other attributes", "[[1 1 one (sad,)] [2 2 two (sad,)]]",
 		},
 		{
+			"priced", `ALTER DATABASE postgres SET lc_monetary = 'POSIX'`,
+			"values of type money are written by lc_monetary, which is now", "[[1 1 one $1.50] [2 2 two $1.50]]",
+		},
+		{
 			"listed", `ALTER PUBLICATION listed SET TABLE listed (id, n, m); UPDATE listed SET n = 7`,
 			"column list leaves out column", "",
 		},
@@ -213,6 +217,8 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 			kind = "feeling"
 		case "composed":
 			kind = "pair"
+		case "priced":
+			kind = "money"
 		}
 		execSQL(t, pg, fmt.Sprintf(`CREATE TABLE %s (id bigint PRIMARY KEY, n int, v text, m %s)`, c.name, kind))
 		fmt.Fprintf(&program, "CREATE TABLE %s (id BIGINT NOT NULL PRIMARY KEY, n INT, v VARCHAR, m VARCHAR);\n", c.name)
@@ -230,8 +236,11 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 			}))
 			waitHealthy(t, d)
 			mood := "sad"
-			if c.name == "composed" {
+			switch c.name {
+			case "composed":
 				mood = "(sad,)"
+			case "priced":
+				mood = "1.50"
 			}
 			execSQL(t, pg, fmt.Sprintf(`INSERT INTO %[1]s VALUES (1, 1, 'one', '%[2]s'), (2, 2, 'two', '%[2]s')`, c.name, mood))
 			awaitSlot(t, pg, "slot_"+c.name, currentLSN(t, pg))

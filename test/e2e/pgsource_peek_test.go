@@ -326,6 +326,32 @@ func TestPgsourcePeekThroughAPooler(t *testing.T) {
 	}
 }
 
+// What an earlier client of a pooler has set does not decide about the text of
+// names and money either.
+func TestPgsourcePeekIgnoresAnothersSettings(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, `CREATE SCHEMA other; CREATE TABLE other.names (id bigint PRIMARY KEY, name regclass)`)
+	sim := startSim(t, felderasim.Options{SQL: `CREATE TABLE names (id BIGINT NOT NULL PRIMARY KEY, name VARCHAR)`})
+	pooler := harness.NeedPgBouncer(t, pg, "transaction", 1)
+	dsn := pg.DSNFor("postgres", "", "postgres", pooler.Addr())
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "other.names=names", "PGSOURCE_DSN": dsn, "PGSOURCE_TRANSPORT": "peek"}))
+	waitHealthy(t, d)
+	conn, err := pgconn.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	if _, err := conn.Exec(t.Context(), `SET search_path = other`).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	execSQL(t, pg, `INSERT INTO other.names VALUES (1, 'other.names')`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if got := fmt.Sprint(rows(sim, "names", "id", "name")); got != "[[1 other.names]]" {
+		t.Errorf("the table holds %s", got)
+	}
+}
+
 // A call that fails in the middle leaves a session of the server behind that
 // believes to have described its relations (seen on PostgreSQL 14). A pooler
 // gives that session to pgsource, which must not read the rows without.
