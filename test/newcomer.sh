@@ -103,7 +103,7 @@ mend() {
 		value=${!name/=${found[0]}:/=${found[1]}:}
 	elif words 'fix: [^'"$nl"']*set ([A-Z_]+)=([^, '"$nl"']+)'; then
 		name=${found[0]} value=${found[1]}
-	elif words 'fix: [^'"$nl"']*run: ((pgsource|mkdir) [^)'"$nl"']*)'; then
+	elif words 'fix: [^:'"$nl"']*run: ((pgsource|mkdir) [^)'"$nl"']*)'; then
 		last=${found[0]}
 		do_it
 		return

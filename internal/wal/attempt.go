@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/ack"
 	"holdfast/internal/crash"
@@ -308,6 +309,11 @@ func (a *attempt) lastWord(hard context.Context) {
 		err = a.lastAdvance(hard)
 	} else {
 		err = a.lastStatus(hard, from)
+		if _, failed := errors.AsType[*pgconn.PgError](err); failed {
+			// The server cannot decode what is next, and says so before it has read what
+			// it was to be told. To advance a slot it calls no plug-in.
+			err = a.lastAdvance(hard)
+		}
 	}
 	if err != nil {
 		a.s.log.WarnContext(hard, "the server could not be told of what completed after the connection ended: the next start tells it what is in the state, and delivers the rest again", "err", err)

@@ -133,7 +133,8 @@ func (s *stream) sendStatus(lsn uint64, now time.Time, replyRequested bool) erro
 }
 
 // sayGoodbye ends our side and waits, within a bound, until the server has
-// ended its: then it has read everything that was sent before.
+// ended its: then it has read everything that was sent before. Where it ends
+// with an error of the server, which is a *pgconn.PgError, it may not have.
 func (s *stream) sayGoodbye(now time.Time) error {
 	if err := s.sendDone(now); err != nil {
 		return err
@@ -146,9 +147,11 @@ func (s *stream) sayGoodbye(now time.Time) error {
 		if err != nil {
 			return fmt.Errorf("wait for the server to end the stream: %w", err)
 		}
-		switch msg.(type) {
+		switch m := msg.(type) {
 		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
 			return nil
+		case *pgproto3.ErrorResponse:
+			return fmt.Errorf("wait for the server to end the stream: %w", pgconn.ErrorResponseToPgError(m))
 		}
 	}
 }
