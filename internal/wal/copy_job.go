@@ -143,7 +143,7 @@ type copyJob struct {
 
 // tableShape is what a table's rows depend on beside its changes.
 type tableShape struct {
-	Columns string `json:"columns"` // a fingerprint, also of the publication's filter
+	Columns string `json:"columns"` // a fingerprint, also of the key that is read along and the publication's filter
 	// Files are the relfilenodes by the OID of table or partition; of very many
 	// partitions, one fingerprint in Sum.
 	Files map[string]uint32 `json:"files,omitzero"`
@@ -287,6 +287,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		return was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
+		s.sayGivenUp(ctx, st.Snapshot, next)
 		if st.Snapshot != nil && st.Snapshot.Pending == pendingFound && len(wanted) == 0 {
 			s.log.WarnContext(ctx, "the slot was there before the state: existing rows of the tables are not copied, since whoever made it is taken to have loaded them", "slot", s.cfg.Slot, "otherwise", "pgsource resync -all, or PGSOURCE_SNAPSHOT=only")
 		}
@@ -294,6 +295,19 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		s.showCopies(nil, 0, 0)
 	}
 	return planned, err
+}
+
+// sayGivenUp names the copies that a plan has taken out.
+func (s *Source) sayGivenUp(ctx context.Context, was, next *snapshotState) {
+	if was == nil {
+		return
+	}
+	for i := range was.Jobs {
+		if j := &was.Jobs[i]; next.job(j.ID) == nil {
+			s.log.WarnContext(ctx, "a copy is given up: its table is not carried any more, has lost its key in Feldera, or is not to be copied",
+				"kind", string(j.Kind), "table", j.table().String(), "rows", j.Rows, "keys", len(j.Keys))
+		}
+	}
 }
 
 // last is the number of the job taken on last, 0 for none.
@@ -431,7 +445,7 @@ func (s *Source) checkCopy(ctx context.Context, conn *pgx.Conn, r *ready, name t
 	if err := refuseKeyless(string(CopySnapshot), r.tables[name], name); err != nil {
 		return err
 	}
-	_, _, err := chunkOrder(ctx, conn, r.shapes[name])
+	_, _, err := chunkOrder(ctx, conn, r.shapes[name], nil) // whether there is one
 	return err
 }
 

@@ -98,7 +98,7 @@ type readPlan struct {
 	// types; filter is the publication's condition for rows, "" for none.
 	key, casts []string
 	filter     string
-	print      string // of the columns and the filter
+	print      string // of the columns, the key and the filter
 }
 
 func (c *chunkReader) close(ctx context.Context) {
@@ -437,12 +437,13 @@ func (c *chunkReader) makePlan(ctx context.Context, job *copyJob) (*readPlan, er
 		p.columns = append(p.columns, col.Name)
 		fmt.Fprintf(sum, "%q %d %d\n", col.Name, col.TypeOID, col.TypeModifier)
 	}
-	if p.key, p.casts, err = chunkOrder(ctx, c.conn, rel); err != nil {
+	if p.key, p.casts, err = chunkOrder(ctx, c.conn, rel, p.encoder.KeyColumns()); err != nil {
 		return nil, err
 	}
 	if p.filter, err = c.rowFilter(ctx, job); err != nil {
 		return nil, err
 	}
+	fmt.Fprintf(sum, "%q\n", p.key) // a cursor along other columns means something else
 	if p.filter != "" {
 		fmt.Fprintf(sum, "%q\n", p.filter) // another one lets rows pass that are behind the cursor
 	}
@@ -513,9 +514,16 @@ func (t *tableShape) same(now *tableShape) bool {
 }
 
 // chunkOrder gives the columns of the index that chunks are read along, with
-// their types as casts: the primary key, or another unique one whose columns
-// have no NULL, in Postgres' default order.
-func chunkOrder(ctx context.Context, conn *pgx.Conn, rel *decode.Relation) (columns, casts []string, err error) {
+// their types as casts: a unique one whose columns have no NULL, in Postgres'
+// default order. One over nothing but columns of the destination's key is taken
+// before the primary key, since a row must not move along it unseen:
+//
+//	cursor → UPDATE that leaves out values takes a row from in front of the cursor
+//	behind it → the destination ignores that, since it has not got the row → no
+//	chunk comes to it
+//
+// Along the destination's key the same is a change of key, which is whole.
+func chunkOrder(ctx context.Context, conn *pgx.Conn, rel *decode.Relation, key []string) (columns, casts []string, err error) {
 	rows, err := conn.Query(ctx, `
 		SELECT array_agg(a.attname::text ORDER BY k.n), array_agg(quote_ident(n.nspname) || '.' || quote_ident(t.typname) ORDER BY k.n)
 		FROM pg_index i
@@ -525,7 +533,7 @@ func chunkOrder(ctx context.Context, conn *pgx.Conn, rel *decode.Relation) (colu
 		WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
 		GROUP BY i.indexrelid, i.indisprimary, i.indisreplident
 		HAVING bool_and(a.attnotnull AND coalesce(k.opt, 0) = 0 AND coalesce(k.coll, 0) = coalesce(a.attcollation, 0))
-		ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid LIMIT 1`, rel.ID)
+		ORDER BY bool_and(a.attname = ANY ($2::text[])) DESC, i.indisprimary DESC, i.indisreplident DESC, i.indexrelid LIMIT 1`, rel.ID, key)
 	if err != nil {
 		return nil, nil, copyFault("look up the unique indexes of "+rel.String(), err)
 	}

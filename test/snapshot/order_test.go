@@ -366,15 +366,13 @@ func TestRewriteWhileTheReadWaitsForItsLock(t *testing.T) {
 	w.equalAccounts()
 }
 
-// An ALTER that rewrites the table brings no changes: rows that were copied
-// before have to be read again.
-func TestRewriteBetweenTwoChunks(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, nil, `CREATE TABLE accounts (id int PRIMARY KEY, v int NOT NULL, note text); INSERT INTO accounts SELECT i, 0, repeat('x', 100) FROM generate_series(1, 5000) i`,
-		accountsProgram, accountsTable())
+// partly starts a Source and stops its copy when some of the rows are proven. The
+// function it gives lets it go on.
+func (w *world) partly() (proceed func()) {
+	w.t.Helper()
 	hang, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.Hang, Endpoint: "completion_status", Skip: 20, Count: -1})
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
 	w.start()
 	w.await("some rows are copied", func(ctx context.Context) (any, bool) {
@@ -384,8 +382,18 @@ func TestRewriteBetweenTwoChunks(t *testing.T) {
 		}
 		return st.Copies()[0].Rows, st.Copies()[0].Rows > 0 && w.sim.FaultHits(hang) > 0
 	})
+	return func() { w.sim.ClearFault(hang) }
+}
+
+// An ALTER that rewrites the table brings no changes: rows that were copied
+// before have to be read again.
+func TestRewriteBetweenTwoChunks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, `CREATE TABLE accounts (id int PRIMARY KEY, v int NOT NULL, note text); INSERT INTO accounts SELECT i, 0, repeat('x', 100) FROM generate_series(1, 5000) i`,
+		accountsProgram, accountsTable())
+	proceed := w.partly()
 	w.exec(`ALTER TABLE accounts ALTER COLUMN v TYPE int USING v + 1000`)
-	w.sim.ClearFault(hang)
+	proceed()
 	w.copied()
 	w.caughtUp()
 	if n := w.metric("pgsource_snapshot_chunks_total", "result=restarted"); n == 0 {
@@ -403,21 +411,51 @@ func TestRowFilterBetweenTwoChunks(t *testing.T) {
 		CREATE PUBLICATION holdfast FOR TABLE accounts WHERE (`+before+`);; SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`,
 		accountsProgram, accountsTable())
 	w.cfg.Snapshot = wal.SnapshotInitial
-	hang, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.Hang, Endpoint: "completion_status", Skip: 20, Count: -1})
-	if err != nil {
+	w.cfg.ShutdownTimeout = time.Second
+	proceed := w.partly()
+	if err := w.finish(); err != nil {
 		t.Fatal(err)
 	}
-	w.start()
-	w.await("some rows are copied", func(ctx context.Context) (any, bool) {
-		st, err := w.source.LoadState(ctx)
-		if err != nil || st == nil || len(st.Copies()) == 0 {
-			return err, false
-		}
-		return st.Copies()[0].Rows, st.Copies()[0].Rows > 0 && w.sim.FaultHits(hang) > 0
-	})
 	w.exec(`ALTER PUBLICATION holdfast SET TABLE accounts WHERE (` + after + `)`)
-	w.sim.ClearFault(hang)
+	proceed()
+	w.start()
 	w.copied()
 	w.caughtUp()
 	w.equal(`SELECT id::text, v::text, note FROM accounts WHERE `+after, "accounts", "id", "v", "note")
+}
+
+// The cursor is one along the columns of an index: along those of another it means
+// something else, and rows in front of it would be passed over.
+func TestAnotherKeyBetweenTwoChunks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, `CREATE TABLE accounts (id int PRIMARY KEY, v int NOT NULL UNIQUE, note text); ALTER TABLE accounts REPLICA IDENTITY FULL;
+		INSERT INTO accounts SELECT i, 5001 - i, repeat('x', 100) FROM generate_series(1, 5000) i`,
+		`CREATE TABLE accounts (id INT NOT NULL, v INT NOT NULL, note VARCHAR, PRIMARY KEY (id, v)) WITH ('materialized' = 'true')`, accountsTable())
+	w.cfg.ShutdownTimeout = time.Second
+	proceed := w.partly()
+	if err := w.finish(); err != nil {
+		t.Fatal(err)
+	}
+	w.exec(`ALTER TABLE accounts DROP CONSTRAINT accounts_pkey`)
+	proceed()
+	w.start()
+	w.copied()
+	w.caughtUp()
+	w.equalAccounts()
+}
+
+// A row can move along the index that chunks are read along without a change of
+// its key in the destination. Where the change leaves out values, the destination
+// ignores it until the row is there, so chunks are read along that key.
+func TestRowThatMovesBehindTheCursor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil, `CREATE TABLE accounts (id int NOT NULL UNIQUE, v int PRIMARY KEY, note text); ALTER TABLE accounts REPLICA IDENTITY USING INDEX accounts_id_key;
+		ALTER TABLE accounts ALTER note SET STORAGE EXTERNAL; INSERT INTO accounts SELECT i, i, CASE WHEN i = 5000 THEN repeat('y', 5000) ELSE repeat('x', 100) END FROM generate_series(1, 5000) i`,
+		accountsProgram, accountsTable())
+	proceed := w.partly()
+	w.exec(`UPDATE accounts SET v = 0 WHERE id = 5000`)
+	proceed()
+	w.copied()
+	w.caughtUp()
+	w.equalAccounts()
 }
