@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -92,6 +93,9 @@ func begunWith(slotMade bool) *snapshotState {
 type knownTable struct {
 	Schema string `json:"schema"`
 	Name   string `json:"name"`
+	// OID is the table's own, 0 where no start has noted it: a table that is made
+	// anew has its name and another one.
+	OID uint32 `json:"oid,omitzero"`
 	// Copied: all of its rows were copied once. Otherwise that is under way, or was
 	// not wanted.
 	Copied bool `json:"copied"`
@@ -260,6 +264,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		return true, err
 	}
 	next, wanted := s.plannedTables(st.Snapshot)
+	anew := next.identify(r.oids)
 	empty, err := s.checkCopies(ctx, conn, r, next, wanted)
 	if err != nil {
 		return false, err
@@ -294,6 +299,9 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		s.copies.changed()
 		s.showCopies(nil, 0, 0)
 	}
+	if err == nil && planned && len(anew) > 0 {
+		return false, madeAnew(anew)
+	}
 	return planned, err
 }
 
@@ -307,6 +315,59 @@ func (s *Source) sayGivenUp(ctx context.Context, was, next *snapshotState) {
 			s.log.WarnContext(ctx, "a copy is given up: its table is not carried any more, has lost its key in Feldera, or is not to be copied",
 				"kind", string(j.Kind), "table", j.table().String(), "rows", j.Rows, "keys", len(j.Keys))
 		}
+	}
+}
+
+// identify notes which tables these are, and gives those that were others when
+// pgsource ran last.
+func (st *snapshotState) identify(oids map[tableName]uint32) (anew []tableName) {
+	for i := range st.Tables {
+		t := &st.Tables[i]
+		name := tableName{t.Schema, t.Name}
+		if oid := oids[name]; oid != 0 {
+			if t.OID != 0 && t.OID != oid {
+				anew = append(anew, name)
+			}
+			t.OID = oid
+		}
+	}
+	return anew
+}
+
+// forgetIdentity is for a table that was said to be another one now: the next
+// start takes what it finds.
+func (s *Source) forgetIdentity(ctx context.Context, name tableName) error {
+	return s.keeper.update(ctx, func(next *State) bool {
+		if next.Snapshot == nil {
+			return false
+		}
+		next.Snapshot = next.Snapshot.clone()
+		for i := range next.Snapshot.Tables {
+			if t := &next.Snapshot.Tables[i]; t.Schema == name.schema && t.Name == name.name {
+				t.OID = 0
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// madeAnew is said once: the state has the new tables then.
+func madeAnew(tables []tableName) error {
+	const most = 20
+	names, run := make([]string, 0, len(tables)), "pgsource resync"
+	for i, t := range tables {
+		if i == most {
+			names, run = append(names, fmt.Sprintf("and %d more", len(tables)-most)), "pgsource resync -all"
+			break
+		}
+		names, run = append(names, t.String()), run+" "+t.schema+"."+t.name
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "source table", Where: strings.Join(names, ", "),
+		Why:      "it was dropped, and another one made of its name, since pgsource ran last: its rows are in Feldera beside those of the new one, which may have had rows before it was published",
+		Expected: "the table that pgsource had when it ran last",
+		Do:       "start pgsource again, which goes on with the new table, then run: " + run,
 	}
 }
 

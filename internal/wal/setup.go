@@ -320,6 +320,9 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, r
 			return classify("look up table "+name.String(), err)
 		}
 		if now != oid {
+			if err := s.forgetIdentity(ctx, name); err != nil {
+				s.log.WarnContext(ctx, "that a table is another one could not be noted in the state: the next start says it once more", "table", name.String(), "err", err)
+			}
 			return &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(), Why: "it was dropped, renamed or made anew while pgsource was streaming",
 				Expected: "the table that it started with",

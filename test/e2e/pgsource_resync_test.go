@@ -259,3 +259,45 @@ func TestPgsourceResyncLeavesKeylessTablesOut(t *testing.T) {
 	execSQL(t, pg, `INSERT INTO orders VALUES (2, 'here', 1, true)`)
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 }
+
+// A table is dropped and another one made of its name while no pgsource runs,
+// and published: the start says so once, and a resync brings the pipeline to
+// what the new one has. One that was said while pgsource ran is not said again.
+func TestPgsourceNoticesATableMadeAnewWhileDown(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	env := resyncEnv(pg, sim)
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO items VALUES (1, 1, 'old'), (2, 1, 'old')`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	stopClean(t, d)
+	const anew = `DROP TABLE items; CREATE TABLE items (id bigint PRIMARY KEY, order_id bigint NOT NULL, sku text NOT NULL); INSERT INTO items VALUES (2, 1, 'unpublished'); ALTER PUBLICATION holdfast ADD TABLE items`
+	execSQL(t, pg, anew)
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	said := awaitEnd(t, d, 65)
+	for _, part := range []string{"another one made of its name", "pgsource resync public.items"} {
+		if !strings.Contains(said, part) {
+			t.Errorf("it does not say %q:\n%s", part, said)
+		}
+	}
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	wants(t, runVerb(t, env, "resync", "public.items"), 0)
+	awaitResyncs(t, d, "asked", 1)
+	sameRows(t, pg, sim, "items", "id", "order_id", "sku")
+
+	execSQL(t, pg, anew)
+	if said := awaitEnd(t, d, 65); !strings.Contains(said, "made anew while pgsource was streaming") {
+		t.Errorf("it says:\n%s", said)
+	}
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	stopClean(t, d)
+}
