@@ -99,10 +99,7 @@ func TestPgsourceNoticesGaps(t *testing.T) {
 			if c.cut {
 				proxy.Refuse()
 				proxy.Cut()
-				harness.Await(t, patience, "the slot is free", func(ctx context.Context) (any, bool) {
-					active, err := harness.QueryValue[bool](ctx, pg, `SELECT active FROM pg_replication_slots`)
-					return err, err == nil && !active
-				})
+				awaitSlotFree(t, pg)
 			}
 			for _, sql := range c.sql {
 				execSQL(t, pg, sql)

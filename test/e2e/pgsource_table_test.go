@@ -59,7 +59,9 @@ func TestPgsourceStateInATable(t *testing.T) {
 		t.Errorf("it says %s", said)
 	}
 
-	// A gap is found as with a file.
+	// A gap is found as with a file. The server lets go of the slot a moment after
+	// the process has ended.
+	awaitSlotFree(t, pg)
 	execSQL(t, pg, `SELECT pg_replication_slot_advance('holdfast', pg_current_wal_lsn())`)
 	if err := d.Restart(nil); err != nil {
 		t.Fatal(err)

@@ -82,6 +82,15 @@ func currentLSN(t *testing.T, pg *harness.Postgres) uint64 {
 	return lsn
 }
 
+// awaitSlotFree waits until nobody reads the only slot.
+func awaitSlotFree(t *testing.T, pg *harness.Postgres) {
+	t.Helper()
+	harness.Await(t, patience, "the slot is free", func(ctx context.Context) (any, bool) {
+		active, err := harness.QueryValue[bool](ctx, pg, `SELECT active FROM pg_replication_slots`)
+		return err, err == nil && !active
+	})
+}
+
 // awaitConfirmed waits until the server's confirmed_flush_lsn, read back from
 // it, has reached lsn.
 func awaitConfirmed(t *testing.T, pg *harness.Postgres, lsn uint64) {
