@@ -360,7 +360,8 @@ func (w *counterWorld) unclean() {
 }
 
 // sample reads the group's offsets from the broker itself, again and again: it
-// must never have more than the members were heard to say.
+// must never have more than the members were heard to say, nor less than it has
+// confirmed.
 func (w *counterWorld) sample(ctx context.Context) {
 	turn := time.NewTicker(500 * time.Millisecond)
 	defer turn.Stop()
@@ -371,10 +372,11 @@ func (w *counterWorld) sample(ctx context.Context) {
 			return
 		}
 		limit, cancel := context.WithTimeout(ctx, 5*time.Second)
+		confirmed := w.tap.confirmed()
 		at, err := w.kafka.CommittedOffsets(limit, group)
 		cancel()
 		if err == nil { // else it is being restarted
-			w.tap.sampled(at[topic])
+			w.tap.sampled(at[topic], confirmed)
 		}
 	}
 }
@@ -595,12 +597,16 @@ func (w *counterWorld) compareEvents() error {
 
 func (w *counterWorld) findings() findings {
 	var f findings
-	f.early, f.back, f.healed = w.tap.faults()
+	var refused int
+	f.early, f.back, f.healed, refused = w.tap.faults()
 	w.oracle.mu.Lock()
 	defer w.oracle.mu.Unlock()
 	f.regress, f.double, f.expected = w.oracle.regress, w.oracle.double, w.oracle.expected
 	if f.healed > 0 {
 		f.expected["an offset went back to what a pipeline that lost rows still held"] = f.healed
+	}
+	if refused > 0 {
+		f.expected["a member that the group had put out sent a lower offset, and the broker refused it"] = refused
 	}
 	w.oracle.regress, w.oracle.double, w.oracle.expected = nil, nil, make(map[string]int)
 	return f

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -27,6 +28,7 @@ type kafkaTap struct {
 	samples        int
 	early          []string
 	back           []string
+	refused        int // commits that would have gone back, and that the broker refused
 	// backwards: the pipeline lost rows, so offsets may go back to be read again;
 	// healed counts those that did.
 	backwards bool
@@ -41,11 +43,19 @@ func newKafkaTap(topic string, o *counterOracle) *kafkaTap {
 type sent struct {
 	version int16
 	offsets map[int32]int64
+	// lower names the partitions whose offset is below what the group had.
+	lower map[int32]string
 }
 
 // connection makes the ears of one connection. What is committed is judged when
 // it is sent, and counts as what the group has when it is answered: a commit
 // can be lost on its way.
+//
+// Whether an offset goes back is for the broker to say. A member stands still
+// with a commit in its hands; the group gives its partitions to another one,
+// which commits further; the first wakes up and sends what it held. It cannot
+// know better, and the broker refuses the generation. Only a lower offset that
+// is accepted is a fault; one that has no answer shows in what the broker has.
 func (t *kafkaTap) connection() [2]func([]byte) {
 	var mu sync.Mutex // the two ears listen at the same time
 	open := map[uint32]sent{}
@@ -96,7 +106,7 @@ func frames(message func([]byte)) func([]byte) {
 func (t *kafkaTap) request(b []byte) sent {
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.SetVersion(int16(binary.BigEndian.Uint16(b[2:])))
-	out := sent{req.GetVersion(), map[int32]int64{}}
+	out := sent{req.GetVersion(), map[int32]int64{}, map[int32]string{}}
 	client := int(int16(binary.BigEndian.Uint16(b[8:])))
 	body := b[10+max(client, 0):]
 	if req.IsFlexible() {
@@ -115,7 +125,9 @@ func (t *kafkaTap) request(b []byte) sent {
 		for _, p := range topic.Partitions {
 			t.commits++
 			out.offsets[p.Partition] = p.Offset
-			t.judge(p.Partition, p.Offset)
+			if lower := t.judge(p.Partition, p.Offset); lower != "" {
+				out.lower[p.Partition] = lower
+			}
 		}
 	}
 	return out
@@ -127,8 +139,9 @@ func (t *kafkaTap) is(name string, id [16]byte) bool {
 	return name == t.topic || name == "" && id == t.topicID
 }
 
-// judge holds an offset that is about to be committed against the evidence.
-func (t *kafkaTap) judge(p int32, offset int64) {
+// judge holds an offset that is about to be committed against the evidence, and
+// says where it is below what the group has.
+func (t *kafkaTap) judge(p int32, offset int64) (lower string) {
 	if what := t.oracle.missing(p, offset); what != "" {
 		t.early = append(t.early, fmt.Sprintf("offset %d of partition %d committed, and %s", offset, p, what))
 	}
@@ -137,7 +150,7 @@ func (t *kafkaTap) judge(p int32, offset int64) {
 	case t.backwards:
 		t.healed++
 	default:
-		t.back = append(t.back, fmt.Sprintf("partition %d: offset %d after %d", p, offset, has))
+		lower = fmt.Sprintf("partition %d: offset %d after %d", p, offset, has)
 	}
 	if offset > t.committed[p] {
 		t.moves++
@@ -146,6 +159,7 @@ func (t *kafkaTap) judge(p int32, offset int64) {
 	if t.backwards {
 		t.committed[p] = offset
 	}
+	return lower
 }
 
 // answer takes the answer to a commit.
@@ -166,9 +180,18 @@ func (t *kafkaTap) answer(b []byte, s sent) {
 			continue
 		}
 		for _, p := range topic.Partitions {
-			if offset, ours := s.offsets[p.Partition]; ours && p.ErrorCode == 0 {
+			offset, ours := s.offsets[p.Partition]
+			lower := s.lower[p.Partition]
+			switch {
+			case !ours:
+			case p.ErrorCode == 0:
 				t.has[p.Partition] = offset
 				t.oracle.told(p.Partition, offset)
+				if lower != "" {
+					t.back = append(t.back, lower)
+				}
+			case lower != "":
+				t.refused++
 			}
 		}
 	}
@@ -187,11 +210,27 @@ func (t *kafkaTap) moved() int {
 	return t.moves
 }
 
-// sampled takes the group's offsets as the broker has them.
-func (t *kafkaTap) sampled(at map[int32]int64) {
+// confirmed tells what the broker has confirmed by now; nil where that may go back.
+func (t *kafkaTap) confirmed() map[int32]int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.backwards {
+		return nil
+	}
+	return maps.Clone(t.has)
+}
+
+// sampled takes the group's offsets as the broker has them, and what it had
+// confirmed before it was asked.
+func (t *kafkaTap) sampled(at, confirmed map[int32]int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.samples++
+	for p, offset := range confirmed {
+		if at[p] < offset && !t.backwards {
+			t.back = append(t.back, fmt.Sprintf("partition %d: the broker has %d after it had confirmed %d", p, at[p], offset))
+		}
+	}
 	for p, offset := range at {
 		if offset > t.committed[p] && !t.backwards {
 			t.early = append(t.early, fmt.Sprintf("the broker has offset %d of partition %d, and the members were heard to say %d", offset, p, t.committed[p]))
@@ -206,10 +245,10 @@ func (t *kafkaTap) mayGoBack(may bool) {
 	t.backwards = may
 }
 
-func (t *kafkaTap) faults() (early, back []string, healed int) {
+func (t *kafkaTap) faults() (early, back []string, healed, refused int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	early, back, healed = t.early, t.back, t.healed
-	t.early, t.back, t.healed = nil, nil, 0
-	return early, back, healed
+	early, back, healed, refused = t.early, t.back, t.healed, t.refused
+	t.early, t.back, t.healed, t.refused = nil, nil, 0, 0
+	return early, back, healed, refused
 }
