@@ -18,6 +18,8 @@ type fault struct {
 	back bool
 	// losing: the pipeline loses what it had completed.
 	losing bool
+	// wakes: the daemon is not killed, it goes on with what it had in its hands.
+	wakes bool
 	// before is done before the daemon starts, at when it is at the place.
 	before func(r *rig) error
 	at     func(ctx context.Context, w world) error
@@ -29,7 +31,7 @@ const standstill = 4 * time.Second
 // faults are what happens at every place.
 var faults = []fault{
 	{name: "SIGKILL", everywhere: true},
-	{name: "standstill", action: "stop", at: func(ctx context.Context, w world) error {
+	{name: "standstill", action: "stop", wakes: true, at: func(ctx context.Context, w world) error {
 		return w.common().standStill(ctx, standstill)
 	}},
 	{name: "response lost after apply", before: func(r *rig) error {

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"holdfast/internal/crash"
 	"holdfast/test/harness"
 )
 
@@ -132,12 +134,21 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 		}
 	}
 	// Whatever is left of it: the fault ends, and a daemon runs.
-	r.daemon.Kill()
+	if !reached || !c.fault.wakes {
+		r.daemon.Kill()
+	}
 	r.sim.ClearFault("")
 	r.sim.Resume()
 	r.proxy.Resume()
-	if err := r.daemon.Restart(map[string]string{"CRASH_AT": "", "CRASH_LOG": log}); err != nil {
-		return reached, err
+	if slices.Contains(lastPlaces, c.point) && c.fault.wakes {
+		if err := r.ends(ctx); err != nil {
+			return reached, err
+		}
+	}
+	if _, ended := r.daemon.ExitCode(); ended {
+		if err := r.daemon.Restart(map[string]string{"CRASH_AT": "", "CRASH_LOG": log}); err != nil {
+			return reached, err
+		}
 	}
 	if failed != nil {
 		return false, failed
@@ -147,6 +158,9 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	}
 	return reached, w.settle(ctx)
 }
+
+// lastPlaces are those of a daemon that was asked to end.
+var lastPlaces = []crash.Point{crash.PgShutdown, crash.PgShutdownLastWord, crash.KafkaShutdown}
 
 // reach waits until the daemon is at the place.
 func (c crashCase) reach(ctx context.Context, w world, log string) (failed, err error) {

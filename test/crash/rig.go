@@ -238,6 +238,11 @@ func (r *rig) stopDaemon(ctx context.Context) error {
 	if err := r.daemon.Terminate(); err != nil {
 		return err
 	}
+	return r.ends(ctx)
+}
+
+// ends waits for the end of a daemon that was asked to stop.
+func (r *rig) ends(ctx context.Context) error {
 	limit, cancel := context.WithTimeout(ctx, r.patience)
 	defer cancel()
 	if _, err := r.daemon.Wait(limit); err != nil {

@@ -125,6 +125,11 @@ func tryPort(dir string, port int) *os.File {
 		return nil
 	}
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		// No process is started meanwhile. Else: the port is listened on here; a
+		// process is forked beside, with a copy of the socket until it executes its
+		// program; the port is closed here; whoever reserved it cannot bind it yet.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
 		ln, err := net.Listen("tcp", loopback(port))
 		if err == nil && ln.Close() == nil {
 			return f
