@@ -37,7 +37,7 @@ func connection(c *config.KafkaSink) (partition.Config, error) {
 func felderaConfig(c *config.KafkaSink) feldera.Config {
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
-		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime,
+		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime, CheckpointInterval: c.Feldera.CheckpointInterval,
 		Shared: true, // by the other members of the group
 	}
 	if c.Feldera.APIKey.IsSet() {

@@ -485,7 +485,8 @@ func (s *sink) showCompletion(st *partition.Status) {
 	s.mu.Unlock()
 	patience := completionPatience
 	if s.c.AckOn == config.Durable {
-		patience *= 10 // checkpoints come once a minute by default, and it takes two
+		// Checkpoints come once a minute by default, and it takes two.
+		patience = max(10*patience, 4*s.c.Feldera.CheckpointInterval)
 	}
 	if n > 0 && time.Since(since) > patience {
 		message := fmt.Sprintf("%d arrays are accepted but not completed, without any completion since %s", n, since.UTC().Format(time.RFC3339))

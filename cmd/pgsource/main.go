@@ -204,7 +204,7 @@ var phases = map[string]ops.Phase{wal.PhaseConnecting: ops.PhaseConnecting, wal.
 func pipelineConfig(c *config.PGSource, say *reporter, metrics *feldera.Metrics) feldera.Config {
 	cfg := feldera.Config{
 		URL: c.Feldera.URL, Pipeline: c.Feldera.Pipeline, CAFile: c.Feldera.CAFile,
-		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime, UnansweredLimit: wal.PoisonAttempts,
+		RequestTimeout: c.Feldera.RequestTimeout, RequestLifetime: c.Feldera.RequestLifetime, CheckpointInterval: c.Feldera.CheckpointInterval, UnansweredLimit: wal.PoisonAttempts,
 		Logger: say.rt.Logger, Observe: metrics.Observe,
 		OnRetry: func(r feldera.Retry) {
 			metrics.Retried(r)

@@ -83,12 +83,13 @@ const (
 
 // Feldera is how either daemon reaches the pipeline.
 type Feldera struct {
-	URL             string        `env:"FELDERA_URL,required" form:"url" example:"http://feldera:8080" help:"Base URL of the Feldera manager, or of one pipeline process when FELDERA_PIPELINE is not set."`
-	Pipeline        string        `env:"FELDERA_PIPELINE" form:"pipeline" example:"shop" help:"Name of the pipeline. Not set: FELDERA_URL is a bare pipeline process, for which the time that an abandoned request can still be applied has no known bound."`
-	APIKey          Secret        `env:"FELDERA_API_KEY" form:"token" example:"apikey:0123456789" help:"API key, sent as a bearer token. Not set: requests carry none."`
-	CAFile          string        `env:"FELDERA_CA_FILE" form:"cafile" example:"/etc/holdfast/feldera-ca.pem" help:"PEM file with the certificates that sign the server's. Not set: the system's roots."`
-	RequestTimeout  time.Duration `env:"FELDERA_REQUEST_TIMEOUT" envDefault:"25s" min:"1s" max:"10m" help:"How long one request may take before its outcome counts as unknown. The manager cuts requests at 30 seconds, so stay below that."`
-	RequestLifetime time.Duration `env:"FELDERA_REQUEST_LIFETIME" envDefault:"30s" min:"1s" max:"1h" help:"How long an abandoned request may still be applied. The same rows are not sent again before this has passed. Not below FELDERA_REQUEST_TIMEOUT."`
+	URL                string        `env:"FELDERA_URL,required" form:"url" example:"http://feldera:8080" help:"Base URL of the Feldera manager, or of one pipeline process when FELDERA_PIPELINE is not set."`
+	Pipeline           string        `env:"FELDERA_PIPELINE" form:"pipeline" example:"shop" help:"Name of the pipeline. Not set: FELDERA_URL is a bare pipeline process, for which the time that an abandoned request can still be applied has no known bound."`
+	APIKey             Secret        `env:"FELDERA_API_KEY" form:"token" example:"apikey:0123456789" help:"API key, sent as a bearer token. Not set: requests carry none."`
+	CAFile             string        `env:"FELDERA_CA_FILE" form:"cafile" example:"/etc/holdfast/feldera-ca.pem" help:"PEM file with the certificates that sign the server's. Not set: the system's roots."`
+	RequestTimeout     time.Duration `env:"FELDERA_REQUEST_TIMEOUT" envDefault:"25s" min:"1s" max:"10m" help:"How long one request may take before its outcome counts as unknown. The manager cuts requests at 30 seconds, so stay below that."`
+	RequestLifetime    time.Duration `env:"FELDERA_REQUEST_LIFETIME" envDefault:"30s" min:"1s" max:"1h" help:"How long an abandoned request may still be applied. The same rows are not sent again before this has passed. Not below FELDERA_REQUEST_TIMEOUT."`
+	CheckpointInterval time.Duration `env:"FELDERA_CHECKPOINT_INTERVAL" envDefault:"5s" min:"100ms" max:"10m" help:"The least time between two checkpoints that are asked for where acknowledgement waits for them (durable). It takes two of them, so rows are acknowledged up to twice this and two checkpoints later; what waits is held in memory, or in flight."`
 }
 
 // PGSource is the configuration of pgsource.

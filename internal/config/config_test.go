@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &PGSource{
-		Feldera: Feldera{URL: "http://feldera:8080", RequestTimeout: 25 * time.Second, RequestLifetime: 30 * time.Second},
+		Feldera: Feldera{URL: "http://feldera:8080", RequestTimeout: 25 * time.Second, RequestLifetime: 30 * time.Second, CheckpointInterval: 5 * time.Second},
 		Slot:    "holdfast", Publication: "holdfast",
 		Tables:    TableMappings{{Schema: "public", Name: "orders", Target: "orders"}},
 		BatchRows: 10000, BatchBytes: 4 << 20, InFlight: 8, MemoryLimit: 256 << 20, SpillLimit: 4 << 30, Atomicity: Transaction,
@@ -423,8 +424,9 @@ func TestSecretFromAFile(t *testing.T) {
 		if v, err := c.DSN.Value(); err != nil || v != "host=one" {
 			t.Errorf("%q: value %q, %v", content, v, err)
 		}
-		if row := c.Rows()[6]; row.Source != SourceFile || row.Value != redacted || row.Name != "PGSOURCE_DSN" {
-			t.Errorf("row %+v", row)
+		rows := c.Rows()
+		if i := slices.IndexFunc(rows, func(r Row) bool { return r.Name == "PGSOURCE_DSN" }); i < 0 || rows[i].Source != SourceFile || rows[i].Value != redacted {
+			t.Errorf("rows %+v", rows)
 		}
 	}
 	c, err := LoadPGSource(environ)

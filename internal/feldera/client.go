@@ -43,6 +43,9 @@ type Config struct {
 	// RequestLifetime is how long an abandoned request can still be applied.
 	// Zero means 30 s, the manager's bound. A bare process gives no bound.
 	RequestLifetime time.Duration
+	// CheckpointInterval is the least time between two checkpoints that a
+	// [Durability] asks for. Zero means 5 s.
+	CheckpointInterval time.Duration
 	// Shared tells that other processes may write to the same tables at the
 	// same time. Then each answered request is followed by a look at the
 	// statistics: see [Writer.Send].
@@ -122,11 +125,12 @@ func New(cfg Config) (*Client, error) {
 	case u.RawQuery != "" || u.Fragment != "":
 		return nil, errors.New("feldera address: it carries a query or fragment; expected http(s)://host:port")
 	}
-	if cfg.RequestTimeout < 0 || cfg.RequestLifetime < 0 || cfg.BackoffInitial < 0 || cfg.BackoffMax < 0 {
+	if cfg.RequestTimeout < 0 || cfg.RequestLifetime < 0 || cfg.CheckpointInterval < 0 || cfg.BackoffInitial < 0 || cfg.BackoffMax < 0 {
 		return nil, errors.New("feldera client: a duration is negative")
 	}
 	cfg.RequestTimeout = orDefault(cfg.RequestTimeout, 25*time.Second)
 	cfg.RequestLifetime = orDefault(cfg.RequestLifetime, 30*time.Second)
+	cfg.CheckpointInterval = orDefault(cfg.CheckpointInterval, 5*time.Second)
 	cfg.BackoffInitial = orDefault(cfg.BackoffInitial, 200*time.Millisecond)
 	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, 15*time.Second), cfg.BackoffInitial)
 	if cfg.Logger == nil {

@@ -20,7 +20,7 @@ import (
 // DurabilityOptions tune the checkpoints. Zero values mean the defaults.
 type DurabilityOptions struct {
 	// MinInterval is the least time between two checkpoints that are asked
-	// for. Default 5 s.
+	// for. Default: the client's CheckpointInterval.
 	MinInterval time.Duration
 	// Poll is how often a running checkpoint is asked about. Default 100 ms.
 	Poll time.Duration
@@ -58,7 +58,7 @@ type waiter struct {
 
 // NewDurability makes a checkpointer. Its owner calls Check once and Run.
 func (c *Client) NewDurability(opts DurabilityOptions) *Durability {
-	opts.MinInterval = orDefault(max(opts.MinInterval, 0), 5*time.Second)
+	opts.MinInterval = orDefault(max(opts.MinInterval, 0), c.cfg.CheckpointInterval)
 	opts.Poll = orDefault(max(opts.Poll, 0), 100*time.Millisecond)
 	opts.Patience = orDefault(max(opts.Patience, 0), 10*time.Minute)
 	return &Durability{c: c, opts: opts, wake: make(chan struct{}, 1)}

@@ -131,3 +131,39 @@ func TestDurabilityAwaits(t *testing.T) {
 		})
 	}
 }
+
+// Two checkpoints are asked for no closer to each other than the client's
+// interval, which is 5 s where nobody says otherwise.
+func TestCheckpointInterval(t *testing.T) {
+	for want, cfg := range map[time.Duration]Config{
+		5 * time.Second: {},
+		time.Minute:     {CheckpointInterval: time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked []time.Time
+			c, _ := newScripted(t, cfg, func(_ int, r seen) answer {
+				switch r.path {
+				case "/checkpoint":
+					asked = append(asked, time.Now())
+					return answer{status: 200, body: fmt.Sprintf(`{"checkpoint_sequence_number":%d,"incarnation_uuid":"u1"}`, len(asked))}
+				case "/stats":
+					return statsOf("u1", "Running")
+				}
+				return answer{status: 200, body: fmt.Sprintf(`{"success":%d,"failure":null}`, len(asked))}
+			})
+			c.Expect("u1")
+			d := c.NewDurability(DurabilityOptions{})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			got := make(chan Evidence, 1)
+			d.Watch(Evidence{Token: tokenNo("orders", 1), Rung: ack.Completed, Step: 5}, func(ev Evidence) { got <- ev })
+			go func() { ended <- d.Run(ctx) }()
+			<-got
+			cancel()
+			<-ended
+			if len(asked) != 2 || asked[1].Sub(asked[0]) != want {
+				t.Errorf("asked at %v, want two, %s apart", asked, want)
+			}
+		})
+	}
+}

@@ -18,7 +18,7 @@ func enterprise() felderasim.Options {
 func TestPgsourceDurable(t *testing.T) {
 	t.Parallel()
 	pg, sim := startPostgres(t, nil), startSim(t, enterprise())
-	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_ACK_ON": "durable"}))
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_ACK_ON": "durable", "FELDERA_CHECKPOINT_INTERVAL": "200ms"}))
 	waitHealthy(t, d)
 	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'durable', 1, true)`)
 	awaitConfirmed(t, pg, currentLSN(t, pg))

@@ -172,7 +172,7 @@ func sinkCarries(w *sinkWorld) {
 func sinkDurable(w *sinkWorld) {
 	t := w.t
 	w.sim = startSim(t, enterprise())
-	w.start(map[string]string{"KAFKASINK_ACK_ON": "durable"})
+	w.start(map[string]string{"KAFKASINK_ACK_ON": "durable", "FELDERA_CHECKPOINT_INTERVAL": "200ms"})
 	w.produce(0, "1", order(1, "durable"))
 	w.awaitCommitted(map[int32]int64{0: 1})
 	w.sim.HoldCheckpoint()
