@@ -108,8 +108,8 @@ type Transaction struct {
 // own is the intent that the caller recorded last, nil for none. An open
 // transaction that matches it is ours from before a crash: Begin gives it with
 // Resumed, and the caller sends the whole unit again into it. A recorded
-// intent with ID 0 matches only a transaction that is still without data. Any
-// other open transaction is foreign.
+// intent with ID 0 matches only a transaction that is still without data, of
+// whichever incarnation. Any other open transaction is foreign.
 //
 // record is called with the intent before the request (ID 0) and with the ID
 // after it, before any data can be in the transaction; it makes the intent
@@ -253,11 +253,19 @@ func (c *Client) awaitState(ctx context.Context, cause error) (TransactionState,
 }
 
 // matches tells whether an open transaction is the one of the intent.
+//
+// Of an intent without an ID only the request is known, and not where it
+// arrived. It is sent; the pipeline's process ends, and so does ours; the
+// manager passes the request on to the process that comes after; nobody knows
+// the transaction that it opens there, and nothing completes until it ends.
 func (in *Intent) matches(st *TransactionState) bool {
-	if in == nil || in.Incarnation != st.Incarnation {
+	switch {
+	case in == nil || in.Incarnation == "":
 		return false
+	case in.ID == 0:
+		return st.Status == statusNone
 	}
-	return in.ID == st.ID || (in.ID == 0 && st.Status == statusNone)
+	return in.Incarnation == st.Incarnation && in.ID == st.ID
 }
 
 func (c *Client) start(ctx context.Context) (int64, error) {

@@ -117,7 +117,13 @@ func (d *deliverer) lookBack(work context.Context) error {
 		return err
 	}
 	in := d.cfg.Intents.Intent()
-	if in.Incarnation != incarnation {
+	asked := in.Incarnation != "" && in.ID == 0 // for a transaction, and how that ended is not known
+	switch {
+	case asked:
+		if err := d.outliveBegin(work); err != nil {
+			return err
+		}
+	case in.Incarnation != incarnation:
 		return nil
 	}
 	tx, err := d.cfg.Pipeline.Resume(work, feldera.Intent{Incarnation: in.Incarnation, ID: in.ID})
@@ -125,9 +131,12 @@ func (d *deliverer) lookBack(work context.Context) error {
 		return fmt.Errorf("look for an open transaction of ours: %w", err)
 	}
 	if tx == nil {
+		if asked { // it can come no more
+			return d.cfg.Intents.RecordIntent(work, Intent{})
+		}
 		return nil
 	}
-	if own := tx.Intent(); own.ID != in.ID {
+	if own := tx.Intent(); asked {
 		// It was found by an intent without its number, which holds only while
 		// nothing is in it.
 		if err := d.cfg.Intents.RecordIntent(work, Intent{Incarnation: own.Incarnation, ID: own.ID, Through: in.Through}); err != nil {
@@ -254,6 +263,7 @@ func (d *deliverer) open(work context.Context, end uint64) error {
 		return err
 	})
 	if err != nil {
+		d.a.s.beginFailed = time.Now()
 		return fmt.Errorf("begin a transaction of the pipeline for the transactions up to LSN %s: %w", decode.FormatLSN(end), err)
 	}
 	d.opened = &opened{tx: tx, through: max(end, d.replay), recorded: end}

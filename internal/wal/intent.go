@@ -26,7 +26,7 @@ type IntentStore interface {
 	Intent() Intent
 	// RecordIntent keeps in, in place of the one before, and returns when it is
 	// as durable as the store can make it. Its error stops what was to be
-	// opened.
+	// opened. The zero Intent takes the record away.
 	RecordIntent(ctx context.Context, in Intent) error
 }
 

@@ -215,6 +215,13 @@ func (k *keeper) Intent() Intent {
 
 // RecordIntent makes an intent durable: see IntentStore.
 func (k *keeper) RecordIntent(ctx context.Context, in Intent) error {
+	if in == (Intent{}) {
+		return k.must(ctx, func(next *State) bool {
+			was := next.Intent != nil
+			next.Intent = nil
+			return was
+		})
+	}
 	own := storedIntent{Incarnation: in.Incarnation, ID: in.ID, Through: LSN(in.Through)}
 	return k.must(ctx, func(next *State) bool {
 		if next.Intent != nil && *next.Intent == own {

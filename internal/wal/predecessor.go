@@ -42,13 +42,35 @@ func (d *deliverer) outliveOthers(work context.Context, sent uint64) error {
 		s.alone.Store(true)
 		return nil
 	}
-	left := time.Until(s.began.Add(d.cfg.Pipeline.RequestLifetime()))
+	if err := d.outlive(work, s.began, "a request of the process before may still be applied, and must not overtake what is sent again"); err != nil {
+		return err
+	}
+	s.alone.Store(true)
+	return nil
+}
+
+// outliveBegin waits until no request of this process to begin a transaction of
+// the pipeline can still be applied. An attempt that ended while it waited for
+// the outcome leaves that to the next one.
+func (d *deliverer) outliveBegin(work context.Context) error {
+	if d.a.s.beginFailed.IsZero() {
+		return nil
+	}
+	return d.outlive(work, d.a.s.beginFailed, "a request to begin a transaction may still be applied, and what is sent would be in it")
+}
+
+// outlive waits until no request that was given up at the time can be applied
+// any more, and says why.
+func (d *deliverer) outlive(work context.Context, given time.Time, why string) error {
+	s := d.a.s
+	until := given.Add(d.cfg.Pipeline.RequestLifetime())
+	left := time.Until(until)
 	if left > 0 {
-		s.log.InfoContext(work, "waiting before anything is sent: a request of the process before may still be applied", "wait", left.Round(time.Millisecond))
+		s.log.InfoContext(work, "waiting before anything is sent", "wait", left.Round(time.Millisecond), "why", why)
 		s.cfg.Report(Status{
 			Check: CheckDestination, Works: true,
-			Message: fmt.Sprintf("waiting for %v: a request of the process before may still be applied, and must not overtake what is sent again", left.Round(time.Second)),
-			Hint:    "it ends by itself after FELDERA_REQUEST_LIFETIME; a stop in order makes it unnecessary",
+			Message: fmt.Sprintf("waiting for %v: %s", left.Round(time.Second), why),
+			Hint:    "it ends by itself after FELDERA_REQUEST_LIFETIME; behind a stop in order nobody waits",
 		})
 	}
 	for left > 0 {
@@ -56,9 +78,8 @@ func (d *deliverer) outliveOthers(work context.Context, sent uint64) error {
 		if err := sleep(work, min(left, idleTurn)); err != nil {
 			return err
 		}
-		left = time.Until(s.began.Add(d.cfg.Pipeline.RequestLifetime()))
+		left = time.Until(until)
 	}
 	s.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "the pipeline has every table"})
-	s.alone.Store(true)
 	return nil
 }

@@ -578,3 +578,46 @@ func TestPgsourceKilledTwiceInsideATransaction(t *testing.T) {
 	assertEqualTables(t, pg, sim)
 	sums.check(t)
 }
+
+// A request to begin a transaction is on its way when the pipeline's process
+// ends, and arrives at the one that comes after it, before or after pgsource
+// was killed too. The transaction that it opens there has no number on record
+// and another incarnation: it is taken for ours all the same, since nothing
+// would complete before it ends, and nobody else would end it.
+func TestPgsourceBeginsALateTransaction(t *testing.T) {
+	for _, delivery := range []string{"at_least_once", "effectively_once"} {
+		for name, killed := range map[string]bool{"pgsource lives": false, "pgsource is killed": true} {
+			t.Run(delivery+", "+name, func(t *testing.T) {
+				t.Parallel()
+				pg, sim, env := effectively(t, felderasim.Options{})
+				d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery}))
+				waitHealthy(t, d)
+				if _, err := sim.Inject(felderasim.Fault{Kind: felderasim.CrashBefore, Endpoint: "start_transaction", Keep: core.KeepNothing}); err != nil {
+					t.Fatal(err)
+				}
+				pairs(t, pg, 1, 100)
+				waitSim(t, sim, "the pipeline has crashed", func(v felderasim.View) bool { return v.Counters().Crashes == 1 })
+				if killed {
+					d.Kill()
+				}
+				if _, err := sim.StartTransaction(); err != nil { // as the manager does that passes the request on
+					t.Fatal(err)
+				}
+				if killed {
+					if err := d.Restart(nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				pairs(t, pg, 101, 200)
+				awaitConfirmed(t, pg, currentLSN(t, pg))
+				assertEqualTables(t, pg, sim)
+				if n, err := d.Metric(t.Context(), "pgsource_destination_transactions_total", map[string]string{"event": "resumed"}); err != nil || n != 1 {
+					t.Errorf("%v transactions were taken up, %v", n, err)
+				}
+				if st := sim.Stats().Global; st.TransactionStatus != "NoTransaction" {
+					t.Errorf("left %s", st.TransactionStatus)
+				}
+			})
+		}
+	}
+}
