@@ -65,6 +65,7 @@ type statsBody struct {
 		TransactionMsecs  *int64  `json:"transaction_msecs"`
 		TransactionRecs   *uint64 `json:"transaction_records"`
 		Initiators        struct {
+			TransactionID         *int64         `json:"transaction_id"`
 			InitiatedByAPI        *string        `json:"initiated_by_api"`
 			InitiatedByConnectors map[string]any `json:"initiated_by_connectors"`
 		} `json:"transaction_initiators"`
@@ -129,6 +130,9 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 	b.checkpoints(s)
 	if g.Initiators.InitiatedByAPI != nil {
 		s.Transaction.API = *g.Initiators.InitiatedByAPI
+		if id := g.Initiators.TransactionID; id != nil {
+			s.Transaction.ID = *id // the other one is of the transaction before while that commits
+		}
 	}
 	for name := range g.Initiators.InitiatedByConnectors {
 		s.Transaction.Connectors = append(s.Transaction.Connectors, clip(name, 100))

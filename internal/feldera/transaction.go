@@ -24,10 +24,11 @@ type TransactionState struct {
 	// CommitInProgress. A requested transaction is NoTransaction until data
 	// arrives.
 	Status string
-	// ID is 0 where there is none.
+	// ID is 0 where there is none. It is that of the transaction that was asked
+	// for over HTTP, where there is one; the one before may still commit.
 	ID int64
 	// API is "Started" while a transaction that was asked for over HTTP is
-	// open, "Committed" while it commits, else "".
+	// open, "Committed" until its commit begins, else "".
 	API string
 	// Connectors are the input connectors that take part.
 	Connectors []string
@@ -41,6 +42,7 @@ const (
 	statusNone   = "NoTransaction"
 	statusCommit = "CommitInProgress"
 	apiStarted   = "Started"
+	apiCommitted = "Committed"
 )
 
 // Open tells whether a transaction is open, requested or committing.
@@ -58,6 +60,10 @@ func (s *TransactionState) String() string {
 	fmt.Fprintf(&b, "transaction %d ", s.ID)
 	switch s.Status {
 	case statusCommit:
+		if s.API == apiStarted {
+			b.WriteString("requested, while the one before commits")
+			break
+		}
 		b.WriteString("committing")
 	case statusNone:
 		b.WriteString("requested, without data yet")
@@ -172,8 +178,30 @@ type recordError struct{ err error }
 
 func (e *recordError) Error() string { return e.err.Error() }
 
+// betweenCommits reads the transaction's state when no commit waits to begin.
+// That takes the pipeline one step.
+//
+// The race it is against: a commit is accepted; a request to begin comes before
+// the step in which the commit begins, and replaces it; the transaction stays
+// open, with another one's number on record.
+func (c *Client) betweenCommits(ctx context.Context) (TransactionState, error) {
+	const turns, turn = 100, 10 * time.Millisecond
+	for i := 0; ; i++ {
+		st, err := c.TransactionState(ctx)
+		if err != nil || st.API != apiCommitted {
+			return st, err
+		}
+		if i == turns {
+			return st, fmt.Errorf("the commit of transaction %d has not begun yet", st.ID)
+		}
+		if !sleep(ctx, turn) {
+			return st, context.Cause(ctx)
+		}
+	}
+}
+
 func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.Context, Intent) error) (*Transaction, error) {
-	st, err := c.TransactionState(ctx)
+	st, err := c.betweenCommits(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -263,7 +291,7 @@ func (in *Intent) matches(st *TransactionState) bool {
 	case in == nil || in.Incarnation == "":
 		return false
 	case in.ID == 0:
-		return st.Status == statusNone
+		return st.Status == statusNone || st.Status == statusCommit // of the one before: meanwhile nothing is ingested
 	}
 	return in.Incarnation == st.Incarnation && in.ID == st.ID
 }

@@ -2,6 +2,7 @@ package feldera
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,6 +53,68 @@ func TestManagerGivesUpAfterItsFirstAttemptWorked(t *testing.T) {
 					t.Errorf("%d starts", n)
 				}
 			})
+		})
+	}
+}
+
+// transactionOf is an answer of /stats: the engine's transaction, and the one
+// that was asked for over HTTP.
+func transactionOf(status string, engine int64, phase string, asked int64) answer {
+	return answer{status: 200, body: fmt.Sprintf(`{"global_metrics":{"state":"Running","transaction_status":%q,"transaction_id":%d,`+
+		`"transaction_initiators":{"transaction_id":%d,"initiated_by_api":%q,"initiated_by_connectors":{}},"incarnation_uuid":"u1"}}`, status, engine, asked, phase)}
+}
+
+// A commit that was accepted begins with the pipeline's next step. Until then
+// nothing is asked for: it could take the commit's place.
+func TestBeginWaitsUntilTheCommitBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		c, s := newScripted(t, Config{}, func(_ int, r seen) answer {
+			switch {
+			case r.path == "/start_transaction" && looks > 150:
+				return answer{status: 200, body: `{"transaction_id":577}`}
+			case r.path == "/start_transaction":
+				t.Errorf("asked for after %d looks, while the commit before had not begun", looks)
+			}
+			if looks++; looks <= 150 { // more than one turn of looks
+				return transactionOf("TransactionInProgress", 576, "Committed", 576)
+			}
+			return statsOf("u1", "Running")
+		})
+		c.Expect("u1")
+		tx, err := c.Begin(t.Context(), nil, func(context.Context, Intent) error { return nil })
+		if err != nil || tx.Intent() != (Intent{"u1", 577}) || len(s.requests("/start_transaction")) != 1 {
+			t.Errorf("%+v, %v", tx, err)
+		}
+	})
+}
+
+// What an intent says of the transaction that is open.
+func TestIntentMatches(t *testing.T) {
+	for name, c := range map[string]struct {
+		intent *Intent
+		state  answer
+		ours   bool
+	}{
+		"the same":                                           {&Intent{"u1", 7}, transactionOf("TransactionInProgress", 7, "Started", 7), true},
+		"the same, while the one before commits":             {&Intent{"u1", 7}, transactionOf("CommitInProgress", 6, "Started", 7), true},
+		"another number":                                     {&Intent{"u1", 6}, transactionOf("TransactionInProgress", 7, "Started", 7), false},
+		"another incarnation":                                {&Intent{"u0", 7}, transactionOf("TransactionInProgress", 7, "Started", 7), false},
+		"no number, without data":                            {&Intent{"u1", 0}, transactionOf("NoTransaction", 7, "Started", 7), true},
+		"no number, while the one before commits":            {&Intent{"u1", 0}, transactionOf("CommitInProgress", 6, "Started", 7), true},
+		"no number, with data":                               {&Intent{"u1", 0}, transactionOf("TransactionInProgress", 7, "Started", 7), false},
+		"no number, of another incarnation, without data":    {&Intent{"u0", 0}, transactionOf("NoTransaction", 1, "Started", 1), true},
+		"no number, of another incarnation, with data":       {&Intent{"u0", 0}, transactionOf("TransactionInProgress", 1, "Started", 1), false},
+		"nothing on record":                                  {&Intent{}, transactionOf("NoTransaction", 1, "Started", 1), false},
+		"the same, whose commit has not begun, is no longer": {&Intent{"u1", 7}, transactionOf("TransactionInProgress", 7, "Committed", 7), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cl, _ := newScripted(t, Config{}, func(int, seen) answer { return c.state })
+			cl.Expect("u1")
+			tx, err := cl.Resume(t.Context(), *c.intent)
+			if err != nil || (tx != nil) != c.ours {
+				t.Errorf("%+v, %v", tx, err)
+			}
 		})
 	}
 }

@@ -167,7 +167,7 @@ func (a *attempt) watchPipeline(work context.Context) {
 				st.Message = "our " + stats.Transaction.String()
 			case stats.Transaction.Open():
 				st.OK, st.Message = false, "blocked: "+stats.Transaction.String()
-				st.Hint = "whoever opened it must commit it, with POST …/commit_transaction; the LSN does not move meanwhile"
+				st.Hint = "whoever opened it must commit it, or a person who knows that nobody will (pgsource feldera-transaction show); the LSN does not move meanwhile"
 			}
 			a.s.cfg.Report(st)
 		}

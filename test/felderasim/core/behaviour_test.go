@@ -389,6 +389,10 @@ func TestS9Transactions(t *testing.T) {
 	if err := r.CommitTransaction(); err != nil {
 		t.Fatal(err)
 	}
+	// Accepted, but no step has been: the API is its initiator until the commit begins.
+	if _, err := r.StartTransaction(); err == nil || err.Code != "TransactionInProgress" {
+		t.Fatal("a transaction took the place of a commit", err)
+	}
 	r.HoldCommit(true)
 	r.Step()
 	if got := r.Stats().Global; got.TransactionStatus != "CommitInProgress" || got.TransactionInitiators.InitiatedByAPI != nil {

@@ -511,7 +511,7 @@ func (e *Engine) StartTransaction() (uint64, *APIError) {
 	if err := e.ready503(); err != nil {
 		return 0, err
 	}
-	if e.apiPhase == "Started" {
+	if e.apiPhase != "" { // also between a commit's answer and its beginning
 		return 0, errTransactionInProgress()
 	}
 	e.nextTxn++
