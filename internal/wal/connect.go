@@ -43,6 +43,9 @@ var pinned = map[string]string{
 	"idle_in_transaction_session_timeout": "0",
 	"standard_conforming_strings":         "on",
 
+	// To compile what reads the catalogue takes longer than to read it.
+	"jit": "off",
+
 	// A warning can say that changes are left out (see unpublishedThen).
 	"client_min_messages": "warning",
 }

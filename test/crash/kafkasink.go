@@ -271,7 +271,7 @@ func (w *counterWorld) learnTopicID(ctx context.Context) error {
 
 // writer produces until ctx ends.
 func (w *counterWorld) writer(ctx context.Context) {
-	turn := time.NewTicker(10 * time.Millisecond)
+	turn := time.NewTicker(20 * time.Millisecond)
 	defer turn.Stop()
 	for w.gate.enter(ctx) {
 		_ = w.produce(ctx, 4) // the broker is being restarted: the client has its own patience

@@ -56,7 +56,7 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 			w.close()
 		}
 	}()
-	if w.pg, err = harness.StartPostgres(ctx, harness.PostgresOptions{Settings: map[string]string{"max_connections": "50"}}); err != nil {
+	if w.pg, err = harness.StartPostgres(ctx, harness.PostgresOptions{Settings: map[string]string{"max_connections": "50", "jit": "off"}}); err != nil {
 		return nil, err
 	}
 	for _, sql := range []string{bankSource(opts.variant), bankRows} {

@@ -152,7 +152,7 @@ func TestPgsourceShowsForeignTransaction(t *testing.T) {
 	start := currentLSN(t, pg)
 	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'frozen', 1, true)`)
 	health(t, d, "the transaction is shown", func(_ int, body string) bool {
-		return strings.Contains(body, "blocked: transaction 1 open") && strings.Contains(body, "commit_transaction")
+		return strings.Contains(body, "blocked: transaction 1 open") && strings.Contains(body, "pgsource feldera-transaction show")
 	})
 	if got := confirmed(t, pg); got > start {
 		t.Errorf("the LSN moved to %d inside the transaction", got)
