@@ -71,13 +71,13 @@ func pgsourceUnderFaults(t *testing.T, settings map[string]string) {
 			if _, err := sim.Inject(fault); err != nil {
 				t.Fatal(err)
 			}
-		case n <= 5:
+		case n == 4: // each start waits before it sends, and there is to be movement in between
 			d.Kill()
 			kills++
 			if err := d.Restart(nil); err != nil {
 				t.Fatal(err)
 			}
-		case n == 6:
+		case n == 5:
 			sim.HoldCompletion()
 		case n <= 9:
 			sim.ReleaseCompletion()
