@@ -66,20 +66,20 @@ func pgsourceUnderFaults(t *testing.T, settings map[string]string) {
 		switch n := random.IntN(20); {
 		case n == 0:
 			proxy.Cut()
-		case n <= 3:
+		case n <= 2:
 			fault := felderasim.Fault{Kind: kinds[random.IntN(len(kinds))], Status: 500, Code: "DbspPanic", Bytes: int64(random.IntN(200))}
 			if _, err := sim.Inject(fault); err != nil {
 				t.Fatal(err)
 			}
-		case n == 4: // each start waits before it sends, and there is to be movement in between
+		case n == 3: // each start waits before it sends, and there is to be movement in between
 			d.Kill()
 			kills++
 			if err := d.Restart(nil); err != nil {
 				t.Fatal(err)
 			}
-		case n == 5:
+		case n == 4:
 			sim.HoldCompletion()
-		case n <= 9:
+		case n <= 8:
 			sim.ReleaseCompletion()
 		}
 	}
