@@ -143,6 +143,10 @@ func describeState(where string, st *wal.State) string {
 	for _, n := range st.Notices {
 		line("notice", "%s %s after %s, noticed %s: up to %s is in doubt", n.Kind, n.Now, n.Was, n.Noticed.UTC().Format(time.RFC3339), n.To)
 	}
+	for i := range st.Differing {
+		d := &st.Differing[i]
+		line("differs", "%s.%s, noticed %s: %s", d.Schema, d.Table, d.Noticed.UTC().Format(time.RFC3339), d.Why)
+	}
 	for _, t := range st.NeedsResync() {
 		line("needs resync", "%s, since %s", t.Table, t.Noticed.UTC().Format(time.RFC3339))
 	}
@@ -187,6 +191,17 @@ func acceptState(ctx context.Context, call ops.Call, source *wal.Source) error {
 	text := "there was nothing to accept\n"
 	if len(done.Notices) > 0 || done.Now != "" {
 		text = fmt.Sprintf("%d notices cleared: %s\n", len(done.Notices), meaning["accept"])
+	}
+	if len(done.Differing) > 0 {
+		names := make([]string, len(done.Differing))
+		for i, d := range done.Differing {
+			names[i] = d.Schema + "." + d.Table
+		}
+		differ := "these tables count as equal to the source's now: " + strings.Join(names, ", ") + "\n"
+		if len(done.Notices) == 0 && done.Now == "" {
+			text = ""
+		}
+		text += differ
 	}
 	if done.Now != "" {
 		text += fmt.Sprintf("the incarnation is now %s, before %s\n", done.Now, done.Was)

@@ -210,12 +210,12 @@ func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) er
 	}
 	for name, was := range r.baselines {
 		if why := was.changed(now[name]); why != "" {
-			return &decode.Refusal{
+			return s.differs(ctx, &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(),
 				Why:      why + "; the rows that were there before are others now, without a change in the stream",
 				Expected: "columns, types, row filter and column list as they were when pgsource started",
 				Do:       "start pgsource, then run: pgsource resync " + name.schema + "." + name.name,
-			}
+			}, name)
 		}
 	}
 	return nil

@@ -58,6 +58,9 @@ type State struct {
 	// Notices are what no person has said yet to have looked after, oldest
 	// first, at most maxNotices.
 	Notices []Notice `json:"notices,omitzero"`
+	// Differing are the tables whose rows are known to differ from the source's,
+	// each once, until a resync has read it or a person has accepted it.
+	Differing []DifferingTable `json:"differing,omitzero"`
 	// Refused is the transaction that ended the last run, Skip the one that a
 	// person has decided to pass over. Both are forgotten when the bookmark has
 	// passed them.
@@ -69,7 +72,7 @@ type State struct {
 
 	// Resyncs are those that are not done, in their order.
 	Resyncs []resyncState `json:"resyncs,omitzero"`
-	// Events counts notices and beginnings of resyncs: which of two was first is
+	// Events counts notices, differing tables and beginnings of resyncs: which of two was first is
 	// told by their numbers, since a clock can be put back between them.
 	Events uint64 `json:"events,omitzero"`
 

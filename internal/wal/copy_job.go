@@ -265,6 +265,10 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 	}
 	next, wanted := s.plannedTables(st.Snapshot)
 	anew := next.identify(r.oids)
+	var remade error
+	if len(anew) > 0 {
+		remade = madeAnew(anew)
+	}
 	empty, err := s.checkCopies(ctx, conn, r, next, wanted)
 	if err != nil {
 		return false, err
@@ -289,7 +293,11 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		}
 		to.Snapshot = next
 		to.Resyncs = withoutJobs(to.Resyncs, was, next)
-		return was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
+		unmapped := to.forgetUnmapped(s.cfg.Tables)
+		if refused, ok := errors.AsType[*decode.Refusal](remade); ok {
+			to.differ(refused.Why, anew...)
+		}
+		return unmapped || was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
 		s.sayGivenUp(ctx, st.Snapshot, next)
@@ -299,8 +307,8 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		s.copies.changed()
 		s.showCopies(nil, 0, 0)
 	}
-	if err == nil && planned && len(anew) > 0 {
-		return false, madeAnew(anew)
+	if err == nil && planned && remade != nil {
+		return false, remade
 	}
 	return planned, err
 }
@@ -334,25 +342,8 @@ func (st *snapshotState) identify(oids map[tableName]uint32) (anew []tableName) 
 	return anew
 }
 
-// forgetIdentity is for a table that was said to be another one now: the next
-// start takes what it finds.
-func (s *Source) forgetIdentity(ctx context.Context, name tableName) error {
-	return s.keeper.update(ctx, func(next *State) bool {
-		if next.Snapshot == nil {
-			return false
-		}
-		next.Snapshot = next.Snapshot.clone()
-		for i := range next.Snapshot.Tables {
-			if t := &next.Snapshot.Tables[i]; t.Schema == name.schema && t.Name == name.name {
-				t.OID = 0
-				return true
-			}
-		}
-		return false
-	})
-}
-
-// madeAnew is said once: the state has the new tables then.
+// madeAnew ends one start: the state has the new tables then, and says of them
+// that they differ.
 func madeAnew(tables []tableName) error {
 	const most = 20
 	names, run := make([]string, 0, len(tables)), "pgsource resync"

@@ -69,8 +69,8 @@ func (d *deliverer) checkDrift(ctx context.Context, was, rel *decode.Relation, t
 	}
 	resync := "pgsource resync " + rel.String()
 	if moved := movedColumns(was, rel, table); len(moved) > 0 {
-		return d.drifted(was, rel, table, fmt.Sprintf("columns %s stand in another order: names were exchanged, or a column was dropped and made anew, so the rows that are in the Feldera table have under these names what the source has under others, or no more",
-			strings.Join(moved, ", ")), "start pgsource again, which goes on with the new shape, then run: "+resync)
+		return d.a.s.differs(ctx, d.drifted(was, rel, table, fmt.Sprintf("columns %s stand in another order: names were exchanged, or a column was dropped and made anew, so the rows that are in the Feldera table have under these names what the source has under others, or no more",
+			strings.Join(moved, ", ")), "start pgsource again, which goes on with the new shape, then run: "+resync), nameOf(rel))
 	}
 	gone := slices.DeleteFunc(slices.Clone(diff.dropped), func(name string) bool { return !table.Has(name) })
 	if len(gone) > 0 && len(diff.added) > 0 {

@@ -52,13 +52,16 @@ type AtRisk struct {
 	order uint64
 }
 
-// resynced takes a table, as schema.table, out of the notices that came before
-// the beginning of its resync, by their numbers; a notice without tables that are
-// at risk is over. When it returns nil, that is durable.
+// resynced takes a table, as schema.table, out of the notices and the differing ones
+// that came before the beginning of its resync, by their numbers; a notice
+// without tables that are at risk is over. When it returns nil, that is durable.
 func (s *Source) resynced(ctx context.Context, table string, began uint64) error {
 	err := s.keeper.must(ctx, func(next *State) bool {
 		list := next.Notices[:0:0]
 		changed := false
+		if left := slices.DeleteFunc(slices.Clone(next.Differing), func(d DifferingTable) bool { return d.Order < began && d.table().String() == table }); len(left) != len(next.Differing) {
+			next.Differing, changed = left, true
+		}
 		for _, n := range next.Notices {
 			if n.atRisk() && n.Order < began && slices.Contains(n.Tables, table) {
 				changed = true
@@ -119,7 +122,8 @@ func (s *Source) reportNotices(st *State) {
 			others = append(others, n)
 		}
 	}
-	s.showNotices(CheckState, "", others)
+	s.cfg.Metrics.resync.differing.Set(float64(len(st.Differing)))
+	s.showPast(others, st.Differing)
 	more := ""
 	if at := st.NeedsResync(); len(at) > 0 {
 		more = "needs resync: " + listTables(at) + ": "
@@ -127,6 +131,24 @@ func (s *Source) reportNotices(st *State) {
 	s.showNotices(CheckResync, more, losses)
 	if before := s.lossStands.Swap(len(losses) > 0); before != (len(losses) > 0) && s.streams.Load() {
 		s.phaseStreaming()
+	}
+}
+
+// showPast shows the check "state". Tables that are known to differ hold nothing
+// up: they were said by a stop already, which a person has seen or an init system
+// has not.
+func (s *Source) showPast(list []Notice, differ []DifferingTable) {
+	switch {
+	case len(differ) == 0:
+		s.showNotices(CheckState, "", list)
+	case len(list) > 0:
+		s.showNotices(CheckState, describeDiffering(differ)+"; ", list)
+	default:
+		s.noticed.Store(CheckState, true)
+		s.cfg.Report(Status{
+			Check: CheckState, Works: true, Message: describeDiffering(differ),
+			Hint: "run: " + resyncOf(differ) + ", which clears this; or, where nothing differs (pgsource verify) or that cannot be, stop pgsource, run: pgsource state accept -yes, and start it again",
+		})
 	}
 }
 

@@ -213,7 +213,7 @@ func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name t
 	}
 	what := t.take(now, received)
 	if err := checkIdentities(root, now.parts); err != nil {
-		return asGap(err)
+		return s.differs(ctx, asGap(err), name)
 	}
 	if len(what) == 0 {
 		return nil
@@ -224,11 +224,11 @@ func (s *Source) partitionsUnchanged(ctx context.Context, conn *pgx.Conn, name t
 			"table", name.String(), "changes", strings.Join(what, "; "))
 		return nil
 	}
-	return &decode.Refusal{
+	return s.differs(ctx, &decode.Refusal{
 		Reason: decode.ReasonGap, What: "partitioned table", Where: name.String(), Why: strings.Join(what, "; "),
 		Expected: "partitions that are created as such and whose rows go by DELETE or by TRUNCATE of the whole table",
 		Do:       "start pgsource, then run: pgsource resync " + name.schema + "." + name.name + ", which deletes what the source does not have any more and adds what is missing; or set PGSOURCE_PARTITIONS=ignore, where partitions are dropped for good and Feldera may keep their rows",
-	}
+	}, name)
 }
 
 // take makes a look the new state, and tells what changed the table's rows

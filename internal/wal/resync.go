@@ -127,10 +127,11 @@ const (
 
 // resyncMetrics are the numbers of resyncs and repairs.
 type resyncMetrics struct {
-	tables   *prometheus.GaugeVec
-	ended    *prometheus.CounterVec
-	ghosts   *prometheus.CounterVec
-	requests *prometheus.CounterVec
+	tables    *prometheus.GaugeVec
+	differing prometheus.Gauge
+	ended     *prometheus.CounterVec
+	ghosts    *prometheus.CounterVec
+	requests  *prometheus.CounterVec
 }
 
 func newResyncMetrics(reg prometheus.Registerer) *resyncMetrics {
@@ -138,6 +139,9 @@ func newResyncMetrics(reg prometheus.Registerer) *resyncMetrics {
 		tables: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pgsource_resync_tables", Help: "Tables that are being resynced, by stage: waiting, rows (the source's are copied) or ghosts (keys that only the pipeline has are looked for).",
 		}, []string{"stage"}),
+		differing: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "pgsource_differing_tables", Help: "Tables whose rows are known to differ from the source's, since it changed beside the stream, until a resync has read them or a person has accepted it.",
+		}),
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pgsource_resyncs_total", Help: "Resyncs that ended, by cause (asked, loss) and result (done, refused).",
 		}, []string{"cause", "result"}),
@@ -159,7 +163,7 @@ func newResyncMetrics(reg prometheus.Registerer) *resyncMetrics {
 		m.requests.WithLabelValues(string(kind), "taken")
 		m.requests.WithLabelValues(string(kind), "refused")
 	}
-	reg.MustRegister(m.tables, m.ended, m.ghosts, m.requests)
+	reg.MustRegister(m.tables, m.differing, m.ended, m.ghosts, m.requests)
 	return m
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -309,7 +310,7 @@ func (s *Source) checkHidden(ctx context.Context, conn *pgx.Conn, rel *decode.Re
 // received is how far the stream had come before.
 func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, received uint64) error {
 	if err := s.withoutCreating().ensurePublication(ctx, conn); err != nil {
-		return asGap(err)
+		return s.differs(ctx, asGap(err), s.lacking(ctx, conn)...)
 	}
 	for name, oid := range r.oids {
 		var now uint32
@@ -320,14 +321,11 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, r
 			return classify("look up table "+name.String(), err)
 		}
 		if now != oid {
-			if err := s.forgetIdentity(ctx, name); err != nil {
-				s.log.WarnContext(ctx, "that a table is another one could not be noted in the state: the next start says it once more", "table", name.String(), "err", err)
-			}
-			return &decode.Refusal{
+			return s.madeAnewUnderway(ctx, name, &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(), Why: "it was dropped, renamed or made anew while pgsource was streaming",
 				Expected: "the table that it started with",
 				Do:       "changes made to the new table before it is published are lost to the stream: see that the publication has it, start pgsource, then run: pgsource resync " + name.schema + "." + name.name,
-			}
+			})
 		}
 		if t := r.trees[name]; t != nil {
 			if err := s.partitionsUnchanged(ctx, conn, name, oid, t, received); err != nil {
@@ -338,7 +336,7 @@ func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, r
 			current := *shape
 			current.Identity = decode.Identity(identity[0])
 			if err := checkUnique(ctx, conn, &current, r.tables[name].KeyNames()); err != nil {
-				return asGap(err)
+				return s.differs(ctx, asGap(err), name)
 			}
 		}
 	}
@@ -482,31 +480,15 @@ func (s *Source) publicationStatement() string {
 // differences are refused: a table that is not published would be silently
 // stale, a published one that is not mapped would have to be thrown away.
 func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
-	rows, err := conn.Query(ctx, `SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = $1`, s.cfg.Publication)
+	absent, extra, err := s.comparePublished(ctx, conn)
 	if err != nil {
-		return []error{classify("look up the published tables", err)}
+		return []error{err}
 	}
-	published, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (n tableName, err error) {
-		return n, row.Scan(&n.schema, &n.name)
-	})
-	if err != nil {
-		return []error{classify("look up the published tables", err)}
+	missing := make([]string, len(absent))
+	for i, t := range absent {
+		missing[i] = quoteIdentifier(t.Schema) + "." + quoteIdentifier(t.Name)
 	}
-	extra := make(map[tableName]bool, len(published))
-	for _, name := range published {
-		extra[name] = true
-	}
-	var missing []string
-	var absent []Table
 	var findings []error
-	for _, t := range s.cfg.Tables {
-		name := tableName{t.Schema, t.Name}
-		if !extra[name] {
-			missing = append(missing, quoteIdentifier(t.Schema)+"."+quoteIdentifier(t.Name))
-			absent = append(absent, t)
-		}
-		delete(extra, name)
-	}
 	if len(missing) > 0 {
 		do, err := publishAdvice(ctx, conn, absent,
 			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(missing, ", ")))
@@ -521,9 +503,9 @@ func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
 		})
 	}
 	if len(extra) > 0 {
-		var names []string
-		for name := range extra {
-			names = append(names, quoteIdentifier(name.schema)+"."+quoteIdentifier(name.name))
+		names := make([]string, len(extra))
+		for i, name := range extra {
+			names[i] = name.String()
 		}
 		sort.Strings(names)
 		findings = append(findings, &decode.Refusal{
@@ -534,6 +516,33 @@ func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
 		})
 	}
 	return findings
+}
+
+// comparePublished gives the mapped tables that the publication lacks, and the
+// published ones that are not mapped.
+func (s *Source) comparePublished(ctx context.Context, conn *pgx.Conn) (absent []Table, extra []tableName, err error) {
+	rows, err := conn.Query(ctx, `SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = $1`, s.cfg.Publication)
+	if err != nil {
+		return nil, nil, classify("look up the published tables", err)
+	}
+	published, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (n tableName, err error) {
+		return n, row.Scan(&n.schema, &n.name)
+	})
+	if err != nil {
+		return nil, nil, classify("look up the published tables", err)
+	}
+	rest := make(map[tableName]bool, len(published))
+	for _, name := range published {
+		rest[name] = true
+	}
+	for _, t := range s.cfg.Tables {
+		name := tableName{t.Schema, t.Name}
+		if !rest[name] {
+			absent = append(absent, t)
+		}
+		delete(rest, name)
+	}
+	return absent, slices.Collect(maps.Keys(rest)), nil
 }
 
 func (s *Source) ensureSlot(ctx context.Context, conn *pgx.Conn, r *ready) error {

@@ -75,6 +75,12 @@ func (s *Source) pipelineFits(ctx context.Context, st *State) error {
 			Expected: "none", Do: do,
 		}
 	}
+	if len(st.Differing) > 0 {
+		return &decode.Refusal{
+			Reason: decode.ReasonGap, What: "state", Where: s.cfg.State.Where(), Why: describeDiffering(st.Differing), Expected: "tables that have what the source has",
+			Do: "start pgsource, then run: " + resyncOf(st.Differing) + "; or compare them (pgsource verify), and where nothing differs run: pgsource state accept -yes",
+		}
+	}
 	now, err := s.cfg.Pipeline.Incarnation(ctx)
 	if err != nil {
 		return fmt.Errorf("ask the pipeline for its incarnation: %w", err)
@@ -188,7 +194,8 @@ func (st *State) follow(before *State) {
 
 // Accepted is what AcceptState has done.
 type Accepted struct {
-	Notices []Notice
+	Notices   []Notice
+	Differing []DifferingTable
 	// Was and Now are the incarnations, "" where the same one still runs.
 	Was, Now string
 }
@@ -205,11 +212,12 @@ func (s *Source) AcceptState(ctx context.Context) (*Accepted, error) {
 	}
 	var done Accepted
 	err = s.changeState(ctx, func(before *State, _ error) *State {
-		if before == nil || (len(before.Notices) == 0 && before.Incarnation == now) {
+		if before == nil || (len(before.Notices) == 0 && len(before.Differing) == 0 && before.Incarnation == now) {
 			return nil
 		}
 		after := before.clone()
 		done.Notices, after.Notices = before.Notices, nil
+		done.Differing, after.Differing = before.Differing, nil
 		if before.Incarnation != now {
 			done.Was, done.Now, after.Incarnation = before.Incarnation, now, now
 		}

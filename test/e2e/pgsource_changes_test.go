@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,21 +79,23 @@ func TestPgsourcePartitions(t *testing.T) {
 func TestPgsourceNoticesGaps(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		sql  []string
-		cut  bool
-		says string
+		sql     []string
+		cut     bool
+		says    string
+		differs []string // what the state says of tables afterwards
 	}{
-		"slot made anew":      {[]string{`SELECT pg_drop_replication_slot('holdfast')`, `INSERT INTO orders VALUES (5, 'lost', 1, true)`, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`}, true, "made it anew"},
-		"slot dropped":        {[]string{`SELECT pg_drop_replication_slot('holdfast')`}, true, "was dropped"},
-		"table left out":      {[]string{`ALTER PUBLICATION holdfast DROP TABLE items`}, false, "does not publish"},
-		"table made anew":     {[]string{`DROP TABLE items`, `CREATE TABLE items (id bigint PRIMARY KEY, order_id bigint NOT NULL, sku text NOT NULL)`}, false, "items"},
-		"operations left out": {[]string{`ALTER PUBLICATION holdfast SET (publish = 'insert')`}, false, "leaves out operations"},
+		"slot made anew":      {[]string{`SELECT pg_drop_replication_slot('holdfast')`, `INSERT INTO orders VALUES (5, 'lost', 1, true)`, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`}, true, "made it anew", nil},
+		"slot dropped":        {[]string{`SELECT pg_drop_replication_slot('holdfast')`}, true, "was dropped", nil},
+		"table left out":      {[]string{`ALTER PUBLICATION holdfast DROP TABLE items`}, false, "does not publish", []string{"items"}},
+		"table made anew":     {[]string{`DROP TABLE items`, `CREATE TABLE items (id bigint PRIMARY KEY, order_id bigint NOT NULL, sku text NOT NULL)`}, false, "items", []string{"items"}},
+		"operations left out": {[]string{`ALTER PUBLICATION holdfast SET (publish = 'insert')`}, false, "leaves out operations", []string{"orders", "items"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
 			proxy := harness.NeedProxy(t, pg.Addr())
-			d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", proxy.Addr())}))
+			env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", proxy.Addr())})
+			d := startPgsource(t, env)
 			waitHealthy(t, d)
 			execSQL(t, pg, `INSERT INTO orders VALUES (1, 'before', 1, true)`)
 			awaitConfirmed(t, pg, currentLSN(t, pg))
@@ -111,6 +114,12 @@ func TestPgsourceNoticesGaps(t *testing.T) {
 			}
 			if said := awaitEnd(t, d, 65); !strings.Contains(said, c.says) {
 				t.Errorf("it says %s, want %q", said, c.says)
+			}
+			shown := runVerb(t, env, "state", "show")
+			for _, table := range []string{"orders", "items"} {
+				if says := strings.Contains(shown.Stdout, "differs        public."+table); says != slices.Contains(c.differs, table) {
+					t.Errorf("that %s differs: %v\n%s", table, says, shown.Stdout)
+				}
 			}
 		})
 	}

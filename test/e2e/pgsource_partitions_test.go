@@ -85,8 +85,10 @@ func TestPgsourceNoticesPartitions(t *testing.T) {
 					t.Fatal(err)
 				}
 				waitHealthy(t, d)
+				awaitDiffering(t, d, 1)
 				wants(t, runVerb(t, env, "resync", "public.parts"), 0)
 				awaitResyncs(t, d, "asked", 1)
+				awaitDiffering(t, d, 0)
 				awaitConfirmed(t, pg, currentLSN(t, pg))
 				sameRows(t, pg, sim, "parts", "id", "v")
 			}

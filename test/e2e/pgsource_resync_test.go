@@ -262,7 +262,8 @@ func TestPgsourceResyncLeavesKeylessTablesOut(t *testing.T) {
 
 // A table is dropped and another one made of its name while no pgsource runs,
 // and published: the start says so once, and a resync brings the pipeline to
-// what the new one has. One that was said while pgsource ran is not said again.
+// what the new one has. Each start says that the rows differ, until they are
+// resynced or a person has accepted it.
 func TestPgsourceNoticesATableMadeAnewWhileDown(t *testing.T) {
 	t.Parallel()
 	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
@@ -287,17 +288,42 @@ func TestPgsourceNoticesATableMadeAnewWhileDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitHealthy(t, d)
+	awaitDiffering(t, d, 1)
+	health(t, d, "the table and the remedy are named", func(status int, body string) bool {
+		return status == 200 && strings.Contains(body, `rows of \"public\".\"items\" differ`) && strings.Contains(body, "pgsource resync public.items")
+	})
 	wants(t, runVerb(t, env, "resync", "public.items"), 0)
 	awaitResyncs(t, d, "asked", 1)
 	sameRows(t, pg, sim, "items", "id", "order_id", "sku")
+	awaitDiffering(t, d, 0)
 
 	execSQL(t, pg, anew)
 	if said := awaitEnd(t, d, 65); !strings.Contains(said, "made anew while pgsource was streaming") {
 		t.Errorf("it says:\n%s", said)
 	}
+	for range 2 { // the second one finds nothing new, and says it too
+		if err := d.Restart(nil); err != nil {
+			t.Fatal(err)
+		}
+		waitHealthy(t, d)
+		awaitDiffering(t, d, 1)
+		d.Kill()
+	}
+	wants(t, runCheck(t, env), 65, "pgsource resync public.items")
+	wants(t, runVerb(t, env, "state", "accept", "-yes"), 0, "count as equal to the source's now: public.items")
 	if err := d.Restart(nil); err != nil {
 		t.Fatal(err)
 	}
 	waitHealthy(t, d)
+	awaitDiffering(t, d, 0)
 	stopClean(t, d)
+}
+
+// awaitDiffering waits until so many tables are said to differ.
+func awaitDiffering(t *testing.T, d *harness.Daemon, n float64) {
+	t.Helper()
+	harness.Await(t, patience, fmt.Sprintf("%v tables are said to differ", n), func(ctx context.Context) (any, bool) {
+		got, err := d.Metric(ctx, "pgsource_differing_tables", nil)
+		return fmt.Sprint(got, err), err == nil && got == n
+	})
 }

@@ -334,6 +334,86 @@ func TestPgsourceServerEndsASilentOne(t *testing.T) {
 	assertEqualTables(t, pg, sim)
 }
 
+// A process that stands still reads nothing, so its socket fills. The server
+// that has to remove WAL then ends the walsender, which first writes its last
+// word into that socket: it waits for the client, and the checkpoint waits for
+// it, with wal_sender_timeout out of play. It is over as soon as the process
+// goes on or is gone, and the slot that is lost by then is said.
+func TestPgsourceFrozenWhileWALIsRemoved(t *testing.T) {
+	t.Parallel()
+	for _, killed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("killed=%v", killed), func(t *testing.T) {
+			t.Parallel()
+			// No checkpoint but the one that is asked for: it has to find the socket full.
+			pg := startPostgres(t, map[string]string{"max_slot_wal_keep_size": "32MB", "max_wal_size": "2GB", "checkpoint_timeout": "1h"})
+			sim := startSim(t, felderasim.Options{})
+			env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_ON_REFUSAL": "wait", "PGSOURCE_WAL_SENDER_TIMEOUT": "1h"})
+			d := startPgsource(t, env)
+			waitHealthy(t, d)
+			holder := walsender(t, pg)
+			if err := d.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			execSQL(t, pg, `INSERT INTO orders SELECT i, repeat(md5(i::text), 40), 1, true FROM generate_series(1, 40000) i`)
+			awaitStandstill(t, pg, holder)
+			writeWAL(t, pg, 4)
+
+			checkpoint := make(chan error, 1)
+			go func() { checkpoint <- pg.Exec(t.Context(), `CHECKPOINT`) }()
+			awaitWalsender(t, pg, holder, "ClientWrite")
+			began := time.Now()
+			if killed {
+				d.Kill()
+			} else if err := d.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-checkpoint:
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("the checkpoint ended %v after the process did not stand still any more", time.Since(began).Round(time.Millisecond))
+			case <-time.After(patience):
+				t.Fatal("the checkpoint still waits for the walsender")
+			}
+			if killed {
+				if err := d.Restart(nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			health(t, d, "the slot is lost", func(status int, body string) bool {
+				return status == 503 && strings.Contains(body, "lost") && strings.Contains(body, "pgsource resync -all")
+			})
+		})
+	}
+}
+
+// awaitWalsender waits until the walsender waits for what is named.
+func awaitWalsender(t *testing.T, pg *harness.Postgres, pid int32, event string) {
+	t.Helper()
+	harness.Await(t, patience, "the walsender waits in "+event, func(ctx context.Context) (any, bool) {
+		now, err := harness.QueryValue[string](ctx, pg, fmt.Sprintf(`SELECT coalesce((SELECT wait_event FROM pg_stat_activity WHERE pid = %d), 'nothing')`, pid))
+		return now, err == nil && now == event
+	})
+}
+
+// awaitStandstill waits until the walsender cannot write any more: it waits for
+// its socket, and has waited for the same byte for two seconds, since the kernel
+// makes its buffers larger before they are full.
+func awaitStandstill(t *testing.T, pg *harness.Postgres, pid int32) {
+	t.Helper()
+	var at string
+	var since time.Time
+	harness.Await(t, patience, "the walsender stands still", func(ctx context.Context) (any, bool) {
+		now, err := harness.QueryValue[string](ctx, pg, fmt.Sprintf(`SELECT coalesce((SELECT a.wait_event || ' ' || r.sent_lsn FROM pg_stat_activity a JOIN pg_stat_replication r USING (pid) WHERE pid = %d), 'nothing')`, pid))
+		if err != nil || now != at || !strings.HasPrefix(now, "WalSenderWriteData ") {
+			at, since = now, time.Now()
+			return fmt.Sprint(now, err), false
+		}
+		return now, time.Since(since) > 2*time.Second
+	})
+}
+
 // Role, database and PGOPTIONS ask for other text formats, another zone and
 // time-outs that would end a session: the stream looks the same.
 func TestPgsourceSessionIsPinned(t *testing.T) {

@@ -1,0 +1,161 @@
+package wal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/decode"
+)
+
+// This file is what stays to be said when pgsource stops since the source's
+// tables have changed beside the stream. The stop is seen by whoever looks; an
+// init system starts it again, and the next process finds nothing wrong any
+// more, since it knows the tables only as they are then. So each such table is
+// in the state until a resync has read it or a person has accepted it.
+
+// DifferingTable is a table whose rows the pipeline has otherwise than the source,
+// without a change in the stream that would mend it.
+type DifferingTable struct {
+	// Schema and Table are the source's.
+	Schema string `json:"schema"`
+	Table  string `json:"table"`
+	// Why is what made it differ, cut off at maxDifferenceText bytes.
+	Why     string    `json:"why"`
+	Noticed time.Time `json:"noticed_at"`
+	// Order is its number among State.Events: a resync that began with a lower
+	// one does not mend it.
+	Order uint64 `json:"order"`
+}
+
+// maxDifferenceText bounds what is kept of a reason: the log has all of it.
+const maxDifferenceText = 400
+
+func (d *DifferingTable) table() tableName { return tableName{d.Schema, d.Table} }
+
+// differ adds tables, or renews them: there is one entry for each table, and
+// the last reason counts.
+func (st *State) differ(why string, tables ...tableName) {
+	if len(why) > maxDifferenceText {
+		why = strings.ToValidUTF8(why[:maxDifferenceText], "") + "…"
+	}
+	list := slices.DeleteFunc(slices.Clone(st.Differing), func(d DifferingTable) bool { return slices.Contains(tables, d.table()) })
+	order, now := st.event(), time.Now().UTC()
+	for _, t := range tables {
+		list = append(list, DifferingTable{Schema: t.schema, Table: t.name, Why: why, Noticed: now, Order: order})
+	}
+	st.Differing = list
+}
+
+// differs notes that tables differ, and gives the refusal that says so back. A
+// state that cannot be saved is no reason to go on: the refusal itself is then
+// all that is said, and the log says that too.
+func (s *Source) differs(ctx context.Context, refusal error, tables ...tableName) error {
+	return s.differsAnd(ctx, func(*State) {}, refusal, tables...)
+}
+
+// madeAnewUnderway is differs for a table that is another one than it was: the
+// next start takes what it finds.
+func (s *Source) madeAnewUnderway(ctx context.Context, name tableName, refusal error) error {
+	return s.differsAnd(ctx, func(next *State) {
+		if next.Snapshot == nil {
+			return
+		}
+		next.Snapshot = next.Snapshot.clone()
+		for i := range next.Snapshot.Tables {
+			if t := &next.Snapshot.Tables[i]; t.Schema == name.schema && t.Name == name.name {
+				t.OID = 0
+			}
+		}
+	}, refusal, name)
+}
+
+// differsAnd saves what also changes of the state in the same step.
+func (s *Source) differsAnd(ctx context.Context, also func(next *State), refusal error, tables ...tableName) error {
+	refused, ok := errors.AsType[*decode.Refusal](refusal)
+	if !ok || len(tables) == 0 {
+		return refusal
+	}
+	err := s.keeper.update(ctx, func(next *State) bool {
+		if next.System == "" {
+			return false // nothing is known of the source yet
+		}
+		next.differ(refused.Why, tables...)
+		also(next)
+		return true
+	})
+	if err != nil {
+		s.log.WarnContext(ctx, "that tables differ from the source could not be noted in the state: no later start will say it", "tables", fmt.Sprint(tables), "err", err)
+		return refusal
+	}
+	if st, getErr := s.keeper.get(ctx); getErr == nil && st != nil {
+		s.reportNotices(st)
+	}
+	return refusal
+}
+
+// forgetUnmapped takes out what is said of tables that are not carried any
+// more, and tells whether there was any.
+func (st *State) forgetUnmapped(mapped []Table) bool {
+	carried := namesOfTables(mapped)
+	left := slices.DeleteFunc(slices.Clone(st.Differing), func(d DifferingTable) bool { return !slices.Contains(carried, d.table()) })
+	changed := len(left) != len(st.Differing)
+	st.Differing = left
+	return changed
+}
+
+// lacking gives the tables of which the publication leaves out changes, where
+// it is not as it should be: those that it lacks, or all where it lacks an
+// operation or is gone.
+func (s *Source) lacking(ctx context.Context, conn *pgx.Conn) []tableName {
+	var whole bool
+	err := conn.QueryRow(ctx, `SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = $1`, s.cfg.Publication).Scan(&whole)
+	if err == nil && whole {
+		missing, extra, err := s.comparePublished(ctx, conn)
+		if err == nil && len(missing)+len(extra) > 0 {
+			return namesOfTables(missing)
+		}
+	}
+	return namesOfTables(s.cfg.Tables) // also where it is in order again: it was not
+}
+
+func namesOfTables(tables []Table) []tableName {
+	names := make([]tableName, len(tables))
+	for i, t := range tables {
+		names[i] = tableName{t.Schema, t.Name}
+	}
+	return names
+}
+
+// describeDiffering words them for the check "state"; "" for none.
+func describeDiffering(list []DifferingTable) string {
+	if len(list) == 0 {
+		return ""
+	}
+	names := make([]string, 0, maxNamed)
+	for i := range list[:min(len(list), maxNamed)] {
+		names = append(names, list[i].table().String())
+	}
+	text := strings.Join(names, ", ")
+	if more := len(list) - len(names); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Sprintf("rows of %s differ from the source's since %s: %s", text, list[len(list)-1].Noticed.UTC().Format(time.RFC3339), list[len(list)-1].Why)
+}
+
+// resyncOf is the command that mends them.
+func resyncOf(list []DifferingTable) string {
+	if len(list) > maxNamed {
+		return "pgsource resync -all"
+	}
+	run := "pgsource resync"
+	for i := range list {
+		run += " " + list[i].Schema + "." + list[i].Table
+	}
+	return run
+}

@@ -1,0 +1,91 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/internal/decode"
+)
+
+// A table that differs is said once for each table, with the last reason, and
+// until a resync that began behind it; what cannot be saved changes nothing of
+// the refusal.
+func TestDifferingTables(t *testing.T) {
+	var fails bool
+	store := &flakyStore{fail: func() (bool, bool) { return fails, false }, durable: stateAt(100)}
+	s := testSource(t, store)
+	s.cfg.Tables = []Table{{Schema: "public", Name: "a"}, {Schema: "public", Name: "b"}}
+	var last Status
+	s.cfg.Report = func(st Status) {
+		if st.Check == CheckState {
+			last = st
+		}
+	}
+	var err error
+	if s.keeper, err = s.openKeeper(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a, b := tableName{"public", "a"}, tableName{"public", "b"}
+	refused := func(why string) error { return &decode.Refusal{Reason: decode.ReasonGap, Why: why} }
+	note := func(err error, tables ...tableName) {
+		t.Helper()
+		if got := s.differs(t.Context(), err, tables...); !errors.Is(got, err) {
+			t.Errorf("it gives %v back", got)
+		}
+	}
+	holds := func(want string) {
+		t.Helper()
+		var got []string
+		for _, d := range store.durable.Differing {
+			got = append(got, d.Table+" "+d.Why)
+		}
+		if strings.Join(got, ", ") != want {
+			t.Errorf("the state has %q, want %q", got, want)
+		}
+	}
+	note(errors.New("an outage"), a)
+	note(refused("no table"))
+	holds("")
+	note(refused("first"), a, b)
+	between := store.durable.Events
+	note(refused("second"), a)
+	holds("b first, a second")
+	if last.OK || last.Blocking || !strings.Contains(last.Message, "second") || !strings.Contains(last.Hint, "pgsource resync public.b public.a,") {
+		t.Errorf("it says %+v", last)
+	}
+	fails = true
+	note(refused("third"), a)
+	fails = false
+	holds("b first, a second")
+
+	must(t, s.resynced(t.Context(), a.String(), between+1))
+	must(t, s.resynced(t.Context(), b.String(), between+1))
+	holds("a second")
+	must(t, s.resynced(t.Context(), a.String(), store.durable.Events+1))
+	holds("")
+	if !last.OK {
+		t.Errorf("it says %+v", last)
+	}
+
+	// Reasons, names and entries are bounded.
+	st := stateAt(100)
+	for i := range 30 {
+		st.differ(strings.Repeat("ü", maxDifferenceText), tableName{"public", fmt.Sprint(i)})
+	}
+	if said := describeDiffering(st.Differing); len(said) > 2*maxDifferenceText || !strings.Contains(said, "and 22 more") {
+		t.Errorf("%d bytes: %s", len(said), said)
+	}
+	if run := resyncOf(st.Differing); run != "pgsource resync -all" {
+		t.Errorf("it says %s", run)
+	}
+	if !st.forgetUnmapped([]Table{{Schema: "public", Name: "7"}}) || len(st.Differing) != 1 || st.forgetUnmapped([]Table{{Schema: "public", Name: "7"}}) {
+		t.Errorf("left are %v", st.Differing)
+	}
+	raw, err := encodeState(st)
+	must(t, err)
+	if back, err := decodeState(raw); err != nil || len(back.Differing) != 1 || back.Differing[0].Table != "7" {
+		t.Errorf("read back: %v, %v", back, err)
+	}
+}
