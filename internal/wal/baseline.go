@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -28,19 +29,34 @@ type baseline struct {
 	// texts decide how stored values read: labels of enums, attributes of
 	// composite types, and settings of the server.
 	texts map[textOf]string
+	// parts are what is below a partitioned table at the start, nil for others.
+	parts map[uint32]partition
+
+	// told are columns that were said to have come since; two goroutines look.
+	mu   sync.Mutex
+	told map[string]bool
 }
 
 type baseColumn struct {
 	number int16
-	// carried: the publication has it. generated is its expression, "" for none.
-	carried   bool
-	generated string
+	// has: the Feldera table has it. carried: the publication does. generated is
+	// its expression, "" for none.
+	has, carried bool
+	generated    string
+	// filled: rows that were there when it was made can have a value in it.
+	filled bool
 }
+
+// The classes of texts that are no settings.
+const (
+	classEnum      = "enum"
+	classComposite = "composite"
+)
 
 // textOf is a label, by its own OID, or a composite type, or a type that a
 // setting has a part in.
 type textOf struct {
-	class string // enum, composite, or the setting
+	class string // classEnum, classComposite, or the setting
 	oid   uint32
 	name  string // of the type
 }
@@ -65,7 +81,8 @@ func (s *Source) readBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (m
 		names[oid] = name
 	}
 	rows, err := conn.Query(ctx, `
-		SELECT a.attrelid, a.attname, a.attnum, CASE WHEN a.attgenerated <> '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END
+		SELECT a.attrelid, a.attname, a.attnum, CASE WHEN a.attgenerated <> '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END,
+		       a.atthasmissing OR a.atthasdef OR a.attidentity <> ''
 		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped`, oids)
 	if err != nil {
@@ -74,10 +91,8 @@ func (s *Source) readBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (m
 	var oid uint32
 	var name string
 	var col baseColumn
-	_, err = pgx.ForEachRow(rows, []any{&oid, &name, &col.number, &col.generated}, func() error {
-		if !targets[oid].Has(name) {
-			return nil
-		}
+	_, err = pgx.ForEachRow(rows, []any{&oid, &name, &col.number, &col.generated, &col.filled}, func() error {
+		col.has = targets[oid].Has(name)
 		list := listed[names[oid]]
 		col.carried = list == nil || slices.Contains(list, name)
 		byOID[oid].columns[name] = col
@@ -163,6 +178,7 @@ func (b *baseline) changed(now *baseline) string {
 		was := b.columns[name]
 		col, still := now.columns[name]
 		switch {
+		case !was.has:
 		case !still: // dropped or renamed, which the stream tells
 		case col.number != was.number:
 			return fmt.Sprintf("column %q is another one than it was: it was dropped and made anew, or names of columns were exchanged", name)
@@ -179,9 +195,9 @@ func (b *baseline) changed(now *baseline) string {
 		text, still := now.texts[of]
 		switch {
 		case !still || text == was:
-		case of.class == "enum":
+		case of.class == classEnum:
 			return fmt.Sprintf("label %s of type %s is now %s", strconv.Quote(was), of.name, strconv.Quote(text))
-		case of.class == "composite":
+		case of.class == classComposite:
 			return fmt.Sprintf("the composite type %s has other attributes", of.name)
 		default:
 			return fmt.Sprintf("values of type %s are written by %s, which is now %s and was %s", of.name, of.class, strconv.Quote(text), strconv.Quote(was))
@@ -201,6 +217,55 @@ func orNone(filter string) string {
 	return filter
 }
 
+// addedSince gives the columns that rows from before lack, once each.
+func (b *baseline) addedSince(now *baseline) (added []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, col := range now.columns {
+		if _, had := b.columns[name]; !had && col.has && col.filled && !b.told[name] {
+			added = append(added, name)
+		}
+	}
+	slices.Sort(added)
+	return added
+}
+
+// noteAdded says of columns that came with values for the rows that are there
+// that no stream brings those. That is no reason to stop: nothing is wrong with
+// the rows that come.
+func (s *Source) noteAdded(ctx context.Context, name tableName, was, now *baseline) error {
+	added := was.addedSince(now)
+	if len(added) == 0 {
+		return nil
+	}
+	why := whyAdded(added)
+	now.parts = was.parts // those have a watch of their own
+	err := s.keeper.update(ctx, func(next *State) bool {
+		if next.System == "" {
+			return false
+		}
+		next.differ(why, name)
+		next.takeAnew([]tableName{name}, func(t *knownTable) { t.Shape = now.remembered() })
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("note that table %s differs: %w", name, err)
+	}
+	was.mu.Lock()
+	for _, column := range added {
+		if was.told == nil {
+			was.told = make(map[string]bool)
+		}
+		was.told[column] = true
+	}
+	was.mu.Unlock()
+	s.sayAdded(ctx, name, why)
+	if st, err := s.keeper.get(ctx); err == nil && st != nil {
+		s.reportNotices(st)
+	}
+	return nil
+}
+
 // rowsUnchanged refuses changes of the catalogue that leave Feldera with other
 // rows than the source has, without a change in the stream.
 func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) error {
@@ -209,6 +274,9 @@ func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	for name, was := range r.baselines {
+		if err := s.noteAdded(ctx, name, was, now[name]); err != nil {
+			return err
+		}
 		if why := was.changed(now[name]); why != "" {
 			return s.differs(ctx, &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(),

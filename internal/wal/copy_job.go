@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -96,6 +95,9 @@ type knownTable struct {
 	// OID is the table's own, 0 where no start has noted it: a table that is made
 	// anew has its name and another one.
 	OID uint32 `json:"oid,omitzero"`
+	// Shape is what it was at the last start, as baseline.remembered gives it; ""
+	// where the next start is to take what it finds.
+	Shape string `json:"shape,omitzero"`
 	// Copied: all of its rows were copied once. Otherwise that is under way, or was
 	// not wanted.
 	Copied bool `json:"copied"`
@@ -264,11 +266,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		return true, err
 	}
 	next, wanted := s.plannedTables(st.Snapshot)
-	anew := next.identify(r.oids)
-	var remade error
-	if len(anew) > 0 {
-		remade = madeAnew(anew)
-	}
+	past := next.identify(r, s.cfg.IgnorePartitions)
 	empty, err := s.checkCopies(ctx, conn, r, next, wanted)
 	if err != nil {
 		return false, err
@@ -294,9 +292,7 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		to.Snapshot = next
 		to.Resyncs = withoutJobs(to.Resyncs, was, next)
 		unmapped := to.forgetUnmapped(s.cfg.Tables)
-		if refused, ok := errors.AsType[*decode.Refusal](remade); ok {
-			to.differ(refused.Why, anew...)
-		}
+		past.note(to)
 		return unmapped || was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
@@ -307,10 +303,11 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		s.copies.changed()
 		s.showCopies(nil, 0, 0)
 	}
-	if err == nil && planned && remade != nil {
-		return false, remade
+	if err == nil && planned {
+		past.say(ctx, s)
+		err = past.refusal()
 	}
-	return planned, err
+	return planned && err == nil, err
 }
 
 // sayGivenUp names the copies that a plan has taken out.
@@ -323,42 +320,6 @@ func (s *Source) sayGivenUp(ctx context.Context, was, next *snapshotState) {
 			s.log.WarnContext(ctx, "a copy is given up: its table is not carried any more, has lost its key in Feldera, or is not to be copied",
 				"kind", string(j.Kind), "table", j.table().String(), "rows", j.Rows, "keys", len(j.Keys))
 		}
-	}
-}
-
-// identify notes which tables these are, and gives those that were others when
-// pgsource ran last.
-func (st *snapshotState) identify(oids map[tableName]uint32) (anew []tableName) {
-	for i := range st.Tables {
-		t := &st.Tables[i]
-		name := tableName{t.Schema, t.Name}
-		if oid := oids[name]; oid != 0 {
-			if t.OID != 0 && t.OID != oid {
-				anew = append(anew, name)
-			}
-			t.OID = oid
-		}
-	}
-	return anew
-}
-
-// madeAnew ends one start: the state has the new tables then, and says of them
-// that they differ.
-func madeAnew(tables []tableName) error {
-	const most = 20
-	names, run := make([]string, 0, len(tables)), "pgsource resync"
-	for i, t := range tables {
-		if i == most {
-			names, run = append(names, fmt.Sprintf("and %d more", len(tables)-most)), "pgsource resync -all"
-			break
-		}
-		names, run = append(names, t.String()), run+" "+t.schema+"."+t.name
-	}
-	return &decode.Refusal{
-		Reason: decode.ReasonGap, What: "source table", Where: strings.Join(names, ", "),
-		Why:      "it was dropped, and another one made of its name, since pgsource ran last: its rows are in Feldera beside those of the new one, which may have had rows before it was published",
-		Expected: "the table that pgsource had when it ran last",
-		Do:       "start pgsource again, which goes on with the new table, then run: " + run,
 	}
 }
 

@@ -38,12 +38,17 @@ const maxDifferenceText = 400
 
 func (d *DifferingTable) table() tableName { return tableName{d.Schema, d.Table} }
 
+func cutOff(why string) string {
+	if len(why) > maxDifferenceText {
+		return strings.ToValidUTF8(why[:maxDifferenceText], "") + "…"
+	}
+	return why
+}
+
 // differ adds tables, or renews them: there is one entry for each table, and
 // the last reason counts.
 func (st *State) differ(why string, tables ...tableName) {
-	if len(why) > maxDifferenceText {
-		why = strings.ToValidUTF8(why[:maxDifferenceText], "") + "…"
-	}
+	why = cutOff(why)
 	list := slices.DeleteFunc(slices.Clone(st.Differing), func(d DifferingTable) bool { return slices.Contains(tables, d.table()) })
 	order, now := st.event(), time.Now().UTC()
 	for _, t := range tables {
@@ -56,27 +61,17 @@ func (st *State) differ(why string, tables ...tableName) {
 // state that cannot be saved is no reason to go on: the refusal itself is then
 // all that is said, and the log says that too.
 func (s *Source) differs(ctx context.Context, refusal error, tables ...tableName) error {
-	return s.differsAnd(ctx, func(*State) {}, refusal, tables...)
+	return s.differsAnd(ctx, func(*knownTable) {}, refusal, tables...)
 }
 
-// madeAnewUnderway is differs for a table that is another one than it was: the
-// next start takes what it finds.
+// madeAnewUnderway is differs for a table that is another one than it was.
 func (s *Source) madeAnewUnderway(ctx context.Context, name tableName, refusal error) error {
-	return s.differsAnd(ctx, func(next *State) {
-		if next.Snapshot == nil {
-			return
-		}
-		next.Snapshot = next.Snapshot.clone()
-		for i := range next.Snapshot.Tables {
-			if t := &next.Snapshot.Tables[i]; t.Schema == name.schema && t.Name == name.name {
-				t.OID = 0
-			}
-		}
-	}, refusal, name)
+	return s.differsAnd(ctx, func(t *knownTable) { t.OID = 0 }, refusal, name)
 }
 
-// differsAnd saves what also changes of the state in the same step.
-func (s *Source) differsAnd(ctx context.Context, also func(next *State), refusal error, tables ...tableName) error {
+// differsAnd has the next start take the tables as it finds them, since what is
+// said once need not be said again, and saves what also changes in the same step.
+func (s *Source) differsAnd(ctx context.Context, also func(*knownTable), refusal error, tables ...tableName) error {
 	refused, ok := errors.AsType[*decode.Refusal](refusal)
 	if !ok || len(tables) == 0 {
 		return refusal
@@ -86,7 +81,7 @@ func (s *Source) differsAnd(ctx context.Context, also func(next *State), refusal
 			return false // nothing is known of the source yet
 		}
 		next.differ(refused.Why, tables...)
-		also(next)
+		next.takeAnew(tables, also)
 		return true
 	})
 	if err != nil {
@@ -97,6 +92,20 @@ func (s *Source) differsAnd(ctx context.Context, also func(next *State), refusal
 		s.reportNotices(st)
 	}
 	return refusal
+}
+
+// takeAnew forgets what the tables were.
+func (st *State) takeAnew(tables []tableName, also func(*knownTable)) {
+	if st.Snapshot == nil {
+		return
+	}
+	st.Snapshot = st.Snapshot.clone()
+	for i := range st.Snapshot.Tables {
+		if t := &st.Snapshot.Tables[i]; slices.Contains(tables, tableName{t.Schema, t.Name}) {
+			t.Shape = ""
+			also(t)
+		}
+	}
 }
 
 // forgetUnmapped takes out what is said of tables that are not carried any

@@ -184,6 +184,9 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 	if r.baselines, err = s.readBaselines(lctx, conn, r); err != nil {
 		return err
 	}
+	for name, t := range r.trees {
+		r.baselines[name].parts = t.parts // no other goroutine has it yet
+	}
 	if err := s.remember(ctx, r); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -263,4 +264,121 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 			wants(t, runVerb(t, env, "state", "show"), 0, "differs        public."+c.name)
 		})
 	}
+}
+
+// The same, and partitions that come and go, while no pgsource runs: the next
+// start names each table with the reason, and stops once; columns that older
+// rows lack are no reason to stop. All of them are said until a resync, which
+// mends them. What changes no row is not said.
+func TestPgsourceNoticesChangesWhileDown(t *testing.T) {
+	t.Parallel()
+	cases := []struct{ name, sql, says string }{
+		{"exchanged", `ALTER TABLE exchanged RENAME n TO x; ALTER TABLE exchanged RENAME k TO n; ALTER TABLE exchanged RENAME x TO k`, `column "k" is another one`},
+		{"made_anew", `ALTER TABLE made_anew DROP v; ALTER TABLE made_anew ADD v text DEFAULT 'anew'`, `column "v" is another one`},
+		{"labelled", `ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'`, "labels of type mood"},
+		{"filtered", `ALTER PUBLICATION holdfast SET TABLE exchanged, made_anew, labelled, filtered WHERE (id < 2), defaulted, empty_column, grown, parts, untouched; UPDATE filtered SET v = 'new'`, "row filter is now (id < 2)"},
+		{"parts", `ALTER TABLE parts DETACH PARTITION p1; CREATE TABLE p2 PARTITION OF parts FOR VALUES FROM (20) TO (30); ALTER TABLE parts ATTACH PARTITION spare FOR VALUES FROM (30) TO (40)`, "partition public.spare was attached"},
+		{"defaulted", `ALTER TABLE defaulted ADD x int DEFAULT 7`, ""},
+		{"empty_column", `ALTER TABLE empty_column ADD x int; VACUUM FULL empty_column`, ""},
+		{"grown", `ALTER TYPE growing ADD VALUE 'more' BEFORE 'some'`, ""},
+		{"untouched", `CREATE INDEX ON untouched (v); ALTER TABLE untouched ALTER v SET NOT NULL`, ""},
+	}
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	if major(t, pg) < 15 {
+		cases = slices.DeleteFunc(cases, func(c struct{ name, sql, says string }) bool { return c.name == "filtered" })
+	}
+	execSQL(t, pg, `CREATE TYPE mood AS ENUM ('sad', 'glad'); CREATE TYPE growing AS ENUM ('none', 'some');
+		CREATE TABLE parts (id bigint, n int, k int, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id);
+		CREATE TABLE p0 PARTITION OF parts FOR VALUES FROM (0) TO (2); CREATE TABLE p1 PARTITION OF parts FOR VALUES FROM (2) TO (20);
+		CREATE TABLE spare (id bigint PRIMARY KEY, n int, k int, v text); INSERT INTO spare VALUES (30, 1, 2, 'spare')`)
+	var program strings.Builder
+	var mapped []string
+	for _, c := range cases {
+		mapped = append(mapped, "public."+c.name)
+		fmt.Fprintf(&program, "CREATE TABLE %s (id BIGINT NOT NULL PRIMARY KEY, n INT, k INT, v VARCHAR, x INT);\n", c.name)
+		kind := map[string]string{"labelled": "mood", "grown": "growing"}[c.name]
+		if kind == "" {
+			kind = "text"
+		}
+		if c.name != "parts" {
+			execSQL(t, pg, fmt.Sprintf(`CREATE TABLE %s (id bigint PRIMARY KEY, n int, k int, v %s)`, c.name, kind))
+		}
+	}
+	sim := startSim(t, felderasim.Options{SQL: program.String()})
+	env := merged(resyncEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": strings.Join(mapped, ",")})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	for _, c := range cases {
+		v := map[string]string{"labelled": "'sad'", "grown": "'some'", "untouched": "'v'"}[c.name]
+		if v == "" {
+			v = "NULL"
+		}
+		execSQL(t, pg, fmt.Sprintf(`INSERT INTO %[1]s VALUES (1, 10, 100, %[2]s), (2, 20, 200, %[2]s)`, c.name, v))
+	}
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	stopClean(t, d)
+	for range 2 { // a start without changes says nothing
+		if err := d.Restart(nil); err != nil {
+			t.Fatal(err)
+		}
+		waitHealthy(t, d)
+		awaitDiffering(t, d, 0)
+		stopClean(t, d)
+	}
+
+	for _, c := range cases {
+		for sql := range strings.SplitSeq(c.sql, "; ") {
+			execSQL(t, pg, sql)
+		}
+	}
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	said := awaitEnd(t, d, 65)
+	shown := runVerb(t, env, "state", "show")
+	differing := 0.0
+	for _, c := range cases {
+		if c.says != "" && (!strings.Contains(shown.Stdout, c.says) || !strings.Contains(said, " public."+c.name)) {
+			t.Errorf("%s: it does not say %q:\n%s\n%s", c.name, c.says, said, shown.Stdout)
+		}
+		differs := c.says != "" || c.name == "defaulted"
+		if strings.Contains(shown.Stdout, "differs        public."+c.name+",") != differs {
+			t.Errorf("%s: the state says:\n%s", c.name, shown.Stdout)
+		}
+		if differs {
+			differing++
+		}
+	}
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	awaitDiffering(t, d, differing)
+	wants(t, runVerb(t, env, "resync", "-all"), 0)
+	awaitDiffering(t, d, 0)
+	for _, c := range cases {
+		columns := []string{"id", "n", "k", "v"}
+		if c.name == "defaulted" {
+			columns = append(columns, "x")
+		}
+		if c.name != "filtered" {
+			sameRows(t, pg, sim, c.name, columns...)
+		}
+	}
+
+	// While it runs, a column that comes with values is said at the next look.
+	execSQL(t, pg, `ALTER TABLE untouched ADD x int DEFAULT 7`)
+	awaitDiffering(t, d, 1)
+	health(t, d, "the column is named", func(status int, body string) bool {
+		return status == 200 && strings.Contains(body, `columns \"x\" came later`)
+	})
+	stopClean(t, d)
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	awaitDiffering(t, d, 1)
+	wants(t, runVerb(t, env, "resync", "public.untouched"), 0)
+	awaitDiffering(t, d, 0)
+	sameRows(t, pg, sim, "untouched", "id", "n", "k", "v", "x")
 }

@@ -1,0 +1,133 @@
+package wal
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// plainBaseline is a table with an enum, a setting and two partitions.
+func plainBaseline() *baseline {
+	return &baseline{
+		columns: map[string]baseColumn{
+			"id":      {number: 1, has: true, carried: true, filled: true},
+			"v":       {number: 2, has: true, carried: true},
+			"g":       {number: 3, has: true, carried: true, generated: "id * 2", filled: true},
+			"own":     {number: 4, carried: true},
+			"skipped": {number: 5, has: true},
+		},
+		filter: "(id < 2)",
+		texts: map[textOf]string{
+			{classEnum, 10, "mood"}: "sad", {classEnum, 12, "mood"}: "glad",
+			{classComposite, 20, "pair"}: "1,2", {"lc_monetary", 790, "money"}: "C",
+		},
+		parts: map[uint32]partition{100: {oid: 100, name: "root", made: true}, 101: {oid: 101, name: "p1", leaf: true, made: true}, 102: {oid: 102, name: "p2", leaf: true}},
+	}
+}
+
+// A process that finds the table as the one before left it has nothing to say;
+// each change of what rows depend on is named, and what leaves rows alone is
+// not.
+func TestSinceTheProcessBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		change         func(b *baseline)
+		changed, added string
+	}{
+		"nothing":          {change: func(*baseline) {}},
+		"column made anew": {change: func(b *baseline) { b.columns["v"] = baseColumn{number: 6, has: true, carried: true} }, changed: `column "v" is another one`},
+		"names exchanged": {
+			change:  func(b *baseline) { b.columns["v"], b.columns["id"] = b.columns["id"], b.columns["v"] },
+			changed: `column "id" is another one than it was: it was dropped and made anew, or names of columns were exchanged; column "v" is another one`,
+		},
+		"column dropped":            {change: func(b *baseline) { delete(b.columns, "v") }},
+		"column added with a value": {change: func(b *baseline) { b.columns["x"] = baseColumn{number: 6, has: true, carried: true, filled: true} }, added: "x"},
+		"column added, empty":       {change: func(b *baseline) { b.columns["x"] = baseColumn{number: 6, has: true, carried: true} }},
+		"column that Feldera lacks": {change: func(b *baseline) { b.columns["x"] = baseColumn{number: 6, carried: true, filled: true} }},
+		"Feldera got a column":      {change: func(b *baseline) { b.columns["own"] = baseColumn{number: 4, has: true, carried: true} }, added: "own"},
+		"a column is published now": {change: func(b *baseline) { b.columns["skipped"] = baseColumn{number: 5, has: true, carried: true} }, added: "skipped"},
+		"column list shortened":     {change: func(b *baseline) { b.columns["v"] = baseColumn{number: 2, has: true} }, changed: `leaves out column "v"`},
+		"another expression": {change: func(b *baseline) {
+			b.columns["g"] = baseColumn{number: 3, has: true, carried: true, generated: "id * 3"}
+		}, changed: `generated column "g"`},
+		"another filter": {change: func(b *baseline) { b.filter = "(id < 3)" }, changed: "row filter is now (id < 3)"},
+		"no filter":      {change: func(b *baseline) { b.filter = "" }, changed: "row filter is now none"},
+		"label renamed":  {change: func(b *baseline) { b.texts[textOf{classEnum, 10, "mood"}] = "blue" }, changed: "labels of type mood were renamed"},
+		"label added":    {change: func(b *baseline) { b.texts[textOf{classEnum, 13, "mood"}] = "new" }},
+		"type made anew, same labels": {change: func(b *baseline) {
+			delete(b.texts, textOf{classEnum, 10, "mood"})
+			delete(b.texts, textOf{classEnum, 12, "mood"})
+			b.texts[textOf{classEnum, 30, "mood"}], b.texts[textOf{classEnum, 31, "mood"}] = "sad", "glad"
+		}},
+		"label gone":            {change: func(b *baseline) { delete(b.texts, textOf{classEnum, 12, "mood"}) }, changed: "labels of type mood were renamed"},
+		"attributes":            {change: func(b *baseline) { b.texts[textOf{classComposite, 20, "pair"}] = "1,2,3" }, changed: "composite type pair"},
+		"setting":               {change: func(b *baseline) { b.texts[textOf{"lc_monetary", 790, "money"}] = "de" }, changed: `lc_monetary, which is now "de"`},
+		"partition gone":        {change: func(b *baseline) { delete(b.parts, 101) }, changed: "1 of its leaf partitions were detached"},
+		"partition made":        {change: func(b *baseline) { b.parts[103] = partition{oid: 103, name: "p3", leaf: true, made: true} }},
+		"partition attached":    {change: func(b *baseline) { b.parts[103] = partition{oid: 103, name: "p3", leaf: true} }, changed: "partition p3 was attached"},
+		"a tree attached":       {change: func(b *baseline) { b.parts[103] = partition{oid: 103, name: "p3"} }, changed: "partition p3 was attached"},
+		"everything is another": {change: func(b *baseline) { *b = baseline{columns: map[string]baseColumn{}} }, changed: "row filter is now none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			line := plainBaseline().remembered()
+			now := plainBaseline()
+			c.change(now)
+			changed, added := now.since(line)
+			changed = append(changed, now.partsSince(line)...)
+			if got := strings.Join(changed, "; "); !strings.Contains(got, c.changed) || (c.changed == "" && got != "") {
+				t.Errorf("changed: %q, want %q", got, c.changed)
+			}
+			if got := strings.Join(added, ","); got != c.added {
+				t.Errorf("added: %q, want %q", got, c.added)
+			}
+			if changed, added := now.since(""); changed != nil || added != nil || now.partsSince("") != nil {
+				t.Errorf("of a table that is not known it says %v, %v", changed, added)
+			}
+		})
+	}
+}
+
+// Whatever the names are, a table is equal to itself, and a line that somebody
+// has damaged is no panic.
+func TestRememberedIsEqualToItself(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		b := &baseline{columns: make(map[string]baseColumn), texts: make(map[textOf]string), filter: rapid.String().Draw(rt, "filter")}
+		for i, name := range rapid.SliceOfDistinct(rapid.String(), func(s string) string { return s }).Draw(rt, "columns") {
+			b.columns[name] = baseColumn{
+				number: int16(i + 1), has: rapid.Bool().Draw(rt, "has"), carried: rapid.Bool().Draw(rt, "carried"), filled: rapid.Bool().Draw(rt, "filled"),
+				generated: rapid.String().Draw(rt, "generated"),
+			}
+		}
+		for i, label := range rapid.SliceOf(rapid.String()).Draw(rt, "labels") {
+			b.texts[textOf{classEnum, uint32(i), fmt.Sprint(i % 3)}] = label
+		}
+		line := b.remembered()
+		changed, added := b.since(line)
+		if changed = append(changed, b.partsSince(line)...); len(changed)+len(added) > 0 {
+			rt.Errorf("%q: %v, %v", line, changed, added)
+		}
+		damaged := []byte(line + " c e l c= e=: l= w")
+		if at := rapid.IntRange(0, len(damaged)-1).Draw(rt, "at"); true {
+			damaged[at] = rapid.Byte().Draw(rt, "byte")
+		}
+		b.since(string(damaged))
+		b.partsSince(string(damaged))
+	})
+}
+
+// The line stays short: the state is saved with each acknowledgement.
+func TestRememberedIsShort(t *testing.T) {
+	b := &baseline{columns: make(map[string]baseColumn)}
+	for i := range 1600 {
+		b.columns[strings.Repeat("x", 60)+fmt.Sprint(i)] = baseColumn{number: int16(i + 1), has: true, carried: true, generated: strings.Repeat("y", 1000)}
+	}
+	line := b.remembered()
+	if per := len(line) / 1600; per > 32 {
+		t.Errorf("%d bytes for each column", per)
+	}
+	if tokens := strings.Fields(line); !slices.IsSorted(tokens) || len(tokens) != 1600 {
+		t.Errorf("%d tokens", len(tokens))
+	}
+}
