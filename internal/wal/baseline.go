@@ -2,10 +2,12 @@ package wal
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -32,7 +34,7 @@ type baseline struct {
 	// parts are what is below a partitioned table at the start, nil for others.
 	parts map[uint32]partition
 
-	// told are columns that were said to have come since; two goroutines look.
+	// told are columns that came since and were judged; two goroutines look.
 	mu   sync.Mutex
 	told map[string]bool
 }
@@ -57,12 +59,36 @@ const (
 // setting has a part in.
 type textOf struct {
 	class string // classEnum, classComposite, or the setting
-	oid   uint32
+	oid   uint32 // the label's, or typ
+	typ   uint32 // the type's
 	name  string // of the type
 }
 
-// readBaselines looks at all mapped tables, which r knows by their OIDs.
-func (s *Source) readBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (map[tableName]*baseline, error) {
+// readBaselines looks at all mapped tables, which r knows by their OIDs. The
+// server spells names in filters, expressions and types by the search_path, which
+// another role or another client of a pooler can have set: it is the same here
+// each time.
+func (s *Source) readBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (found map[tableName]*baseline, err error) {
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return nil, classify("begin to look up the tables", err)
+	}
+	defer func() { err = errors.Join(err, endLook(ctx, tx)) }()
+	if _, err := conn.Exec(ctx, `SELECT set_config('search_path', 'pg_catalog', true)`); err != nil {
+		return nil, classify("set the search_path to look up the tables", err)
+	}
+	return s.lookUpBaselines(ctx, conn, r)
+}
+
+// endLook ends a transaction that has changed nothing.
+func endLook(ctx context.Context, tx pgx.Tx) error {
+	if err := tx.Rollback(ctx); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
+		return classify("end a look at the tables", err)
+	}
+	return nil
+}
+
+func (s *Source) lookUpBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (map[tableName]*baseline, error) {
 	found := make(map[tableName]*baseline, len(r.oids))
 	byOID := make(map[uint32]*baseline, len(r.oids))
 	oids := make([]int64, 0, len(r.oids))
@@ -82,7 +108,8 @@ func (s *Source) readBaselines(ctx context.Context, conn *pgx.Conn, r *ready) (m
 	}
 	rows, err := conn.Query(ctx, `
 		SELECT a.attrelid, a.attname, a.attnum, CASE WHEN a.attgenerated <> '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END,
-		       a.atthasmissing OR a.atthasdef OR a.attidentity <> ''
+		       a.atthasmissing OR a.atthasdef OR a.attidentity <> '' OR EXISTS (SELECT FROM pg_inherits i JOIN pg_attribute leaf ON leaf.attrelid = i.inhrelid
+		         WHERE i.inhparent = a.attrelid AND leaf.attname = a.attname AND leaf.atthasmissing)
 		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped`, oids)
 	if err != nil {
@@ -144,13 +171,13 @@ func readTexts(ctx context.Context, conn *pgx.Conn, oids []int64, targets map[ui
 				UNION ALL SELECT atttypid FROM pg_attribute WHERE t.typtype = 'c' AND attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
 			) behind WHERE behind.oid <> 0
 		)
-		SELECT used.rel, used.col, 'enum', e.oid, format_type(e.enumtypid, NULL), e.enumlabel::text FROM used JOIN pg_enum e ON e.enumtypid = used.oid
+		SELECT used.rel, used.col, 'enum', e.oid, e.enumtypid, format_type(e.enumtypid, NULL), e.enumlabel::text FROM used JOIN pg_enum e ON e.enumtypid = used.oid
 		UNION ALL
-		SELECT used.rel, used.col, 'composite', t.oid, format_type(t.oid, NULL), (SELECT coalesce(string_agg(a.attnum::text, ',' ORDER BY a.attnum), '')
+		SELECT used.rel, used.col, 'composite', t.oid, t.oid, format_type(t.oid, NULL), (SELECT coalesce(string_agg(a.attnum::text, ',' ORDER BY a.attnum), '')
 			FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
 		FROM used JOIN pg_type t ON t.oid = used.oid WHERE t.typtype = 'c'
 		UNION ALL
-		SELECT used.rel, used.col, s.name, used.oid, format_type(used.oid, NULL), s.reset_val FROM used JOIN pg_settings s
+		SELECT used.rel, used.col, s.name, used.oid, used.oid, format_type(used.oid, NULL), s.reset_val FROM used JOIN pg_settings s
 		ON s.name = CASE WHEN used.oid = 'money'::regtype THEN 'lc_monetary'
 			WHEN used.oid = ANY ('{regclass,regproc,regprocedure,regoper,regoperator,regtype,regconfig,regdictionary,regcollation}'::regtype[]) THEN 'search_path' END`, oids)
 	if err != nil {
@@ -159,7 +186,7 @@ func readTexts(ctx context.Context, conn *pgx.Conn, oids []int64, targets map[ui
 	var oid uint32
 	var column, text string
 	var of textOf
-	_, err = pgx.ForEachRow(rows, []any{&oid, &column, &of.class, &of.oid, &of.name, &text}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&oid, &column, &of.class, &of.oid, &of.typ, &of.name, &text}, func() error {
 		if targets[oid].Has(column) {
 			byOID[oid].texts[of] = text
 		}
@@ -212,58 +239,95 @@ func orNone(filter string) string {
 	}
 	const most = 200
 	if len(filter) > most {
-		return filter[:most] + "…"
+		return strings.ToValidUTF8(filter[:most], "") + "…"
 	}
 	return filter
 }
 
-// addedSince gives the columns that rows from before lack, once each.
-func (b *baseline) addedSince(now *baseline) (added []string) {
+// addedSince gives the columns that rows from before lack, and takes note of all
+// that are new, so that each is judged as it was when it was seen first: a
+// DEFAULT that it gets later changes no row. It does so once they are noted.
+func (b *baseline) addedSince(now *baseline) (added []string, noted func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	numbers := b.numbers()
+	var seen []string
 	for name, col := range now.columns {
-		if _, had := b.columns[name]; !had && col.has && col.filled && !b.told[name] {
+		if _, had := b.columns[name]; had || !col.has || b.told[name] {
+			continue
+		}
+		seen = append(seen, name)
+		if col.filled || numbers[col.number] { // of another name before
 			added = append(added, name)
 		}
 	}
 	slices.Sort(added)
-	return added
+	return added, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, name := range seen {
+			if b.told == nil {
+				b.told = make(map[string]bool)
+			}
+			b.told[name] = true
+		}
+	}
 }
 
-// noteAdded says of columns that came with values for the rows that are there
-// that no stream brings those. That is no reason to stop: nothing is wrong with
-// the rows that come.
-func (s *Source) noteAdded(ctx context.Context, name tableName, was, now *baseline) error {
-	added := was.addedSince(now)
-	if len(added) == 0 {
-		return nil
+// numbers are those of all columns.
+func (b *baseline) numbers() map[int16]bool {
+	numbers := make(map[int16]bool, len(b.columns))
+	for _, col := range b.columns {
+		numbers[col.number] = true
 	}
-	why := whyAdded(added)
-	now.parts = was.parts // those have a watch of their own
+	return numbers
+}
+
+// keepUp takes a table as a look without a fault has found it into the state, for
+// the next start to compare with. Columns that came with values for the rows that
+// are there make it one that differs, since no stream brings those; that is no
+// reason to stop, as nothing is wrong with the rows that come. What cannot be
+// saved is tried again at the next look.
+func (s *Source) keepUp(ctx context.Context, r *ready, name tableName, was, now *baseline) {
+	now.parts = was.parts
+	if t := r.trees[name]; t != nil {
+		now.parts = t.present()
+	}
+	added, noted := was.addedSince(now)
+	line, why := now.remembered(), whyAdded(added)
+	copying := false
 	err := s.keeper.update(ctx, func(next *State) bool {
-		if next.System == "" {
+		if next.System == "" || next.Snapshot == nil {
 			return false
 		}
-		next.differ(why, name)
-		next.takeAnew([]tableName{name}, func(t *knownTable) { t.Shape = now.remembered() })
+		i := slices.IndexFunc(next.Snapshot.Tables, func(t knownTable) bool { return t.Schema == name.schema && t.Name == name.name })
+		if i < 0 || next.Snapshot.Tables[i].Shape == "" {
+			return false // it is said already that it is another
+		}
+		copying = next.Snapshot.copies(name)
+		tell := len(added) > 0 && !copying
+		if !tell && next.Snapshot.Tables[i].Shape == line {
+			return false
+		}
+		next.Snapshot = next.Snapshot.clone()
+		next.Snapshot.Tables[i].Shape = line
+		if tell {
+			next.differ(why, name)
+		}
 		return true
 	})
 	if err != nil {
-		return fmt.Errorf("note that table %s differs: %w", name, err)
+		s.log.WarnContext(ctx, "the shape of a table could not be noted in the state, and is at the next look", "table", name.String(), "err", err)
+		return
 	}
-	was.mu.Lock()
-	for _, column := range added {
-		if was.told == nil {
-			was.told = make(map[string]bool)
-		}
-		was.told[column] = true
+	noted()
+	if len(added) == 0 || copying { // a copy that is under way begins again with them
+		return
 	}
-	was.mu.Unlock()
 	s.sayAdded(ctx, name, why)
 	if st, err := s.keeper.get(ctx); err == nil && st != nil {
 		s.reportNotices(st)
 	}
-	return nil
 }
 
 // rowsUnchanged refuses changes of the catalogue that leave Feldera with other
@@ -274,9 +338,6 @@ func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	for name, was := range r.baselines {
-		if err := s.noteAdded(ctx, name, was, now[name]); err != nil {
-			return err
-		}
 		if why := was.changed(now[name]); why != "" {
 			return s.differs(ctx, &decode.Refusal{
 				Reason: decode.ReasonGap, What: "source table", Where: name.String(),
@@ -285,6 +346,9 @@ func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) er
 				Do:       "start pgsource, then run: pgsource resync " + name.schema + "." + name.name,
 			}, name)
 		}
+	}
+	for name, was := range r.baselines {
+		s.keepUp(ctx, r, name, was, now[name])
 	}
 	return nil
 }

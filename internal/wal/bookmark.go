@@ -213,9 +213,9 @@ const (
 	stateFormat  = "holdfast-pgsource-state"
 	stateVersion = 1
 	// maxStateBytes bounds what is written to a store and read of it. A state has
-	// a few hundred bytes, and some hundred more for each table; what can make it
-	// large are the keys of copies (maxJobsBytes, before JSON) and the tables that
-	// the notices name.
+	// a few hundred bytes, some hundred more for each table, and about 15 for each
+	// of its columns and partitions; what can make it large are the keys of copies
+	// (maxJobsBytes, before JSON) and the tables that the notices name.
 	maxStateBytes = 64 << 20
 	// maxStateText bounds each name in it.
 	maxStateText = 256

@@ -95,7 +95,7 @@ type knownTable struct {
 	// OID is the table's own, 0 where no start has noted it: a table that is made
 	// anew has its name and another one.
 	OID uint32 `json:"oid,omitzero"`
-	// Shape is what it was at the last start, as baseline.remembered gives it; ""
+	// Shape is what it was at the last look, as baseline.remembered gives it; ""
 	// where the next start is to take what it finds.
 	Shape string `json:"shape,omitzero"`
 	// Copied: all of its rows were copied once. Otherwise that is under way, or was
@@ -191,6 +191,11 @@ func (st *snapshotState) know(t Table) *knownTable {
 	}
 	st.Tables = append(st.Tables, knownTable{Schema: t.Schema, Name: t.Name})
 	return &st.Tables[len(st.Tables)-1]
+}
+
+// copies tells whether existing rows of a table are still to be copied.
+func (st *snapshotState) copies(name tableName) bool {
+	return slices.ContainsFunc(st.Jobs, func(j copyJob) bool { return j.Kind == CopySnapshot && j.table() == name })
 }
 
 // valid refuses what this program would not have written.
@@ -291,9 +296,8 @@ func (s *Source) tryPlanCopies(ctx context.Context, conn *pgx.Conn, r *ready) (p
 		}
 		to.Snapshot = next
 		to.Resyncs = withoutJobs(to.Resyncs, was, next)
-		unmapped := to.forgetUnmapped(s.cfg.Tables)
 		past.note(to)
-		return unmapped || was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
+		return was == nil || was.Pending != next.Pending || !slices.Equal(was.Tables, next.Tables) || len(was.Jobs) != len(next.Jobs) || was.Last != next.Last
 	})
 	if err == nil && planned {
 		s.sayGivenUp(ctx, st.Snapshot, next)

@@ -33,7 +33,7 @@ type DifferingTable struct {
 	Order uint64 `json:"order"`
 }
 
-// maxDifferenceText bounds what is kept of a reason: the log has all of it.
+// maxDifferenceText bounds what is kept of the reasons for one table.
 const maxDifferenceText = 400
 
 func (d *DifferingTable) table() tableName { return tableName{d.Schema, d.Table} }
@@ -42,19 +42,34 @@ func cutOff(why string) string {
 	if len(why) > maxDifferenceText {
 		return strings.ToValidUTF8(why[:maxDifferenceText], "") + "…"
 	}
-	return why
+	return strings.ToValidUTF8(why, "�") // nothing else can be saved
 }
 
-// differ adds tables, or renews them: there is one entry for each table, and
-// the last reason counts.
+// differ adds tables: there is one entry for each table, with the reasons in
+// their order, as far as they fit.
 func (st *State) differ(why string, tables ...tableName) {
 	why = cutOff(why)
-	list := slices.DeleteFunc(slices.Clone(st.Differing), func(d DifferingTable) bool { return slices.Contains(tables, d.table()) })
+	list := slices.Clone(st.Differing)
 	order, now := st.event(), time.Now().UTC()
 	for _, t := range tables {
-		list = append(list, DifferingTable{Schema: t.schema, Table: t.name, Why: why, Noticed: now, Order: order})
+		i := slices.IndexFunc(list, func(d DifferingTable) bool { return d.table() == t })
+		if i < 0 {
+			list = append(list, DifferingTable{Schema: t.schema, Table: t.name, Why: why, Noticed: now, Order: order})
+			continue
+		}
+		if d := &list[i]; !strings.Contains(d.Why, why) {
+			d.Why = cutOff(d.Why + "; then: " + why)
+		}
+		list[i].Noticed, list[i].Order = now, order
 	}
 	st.Differing = list
+}
+
+// differing gives those of the tables that are carried. One that is not mapped
+// any more stays in the state, for the case that it comes back.
+func (s *Source) differing(st *State) []DifferingTable {
+	carried := namesOfTables(s.cfg.Tables)
+	return slices.DeleteFunc(slices.Clone(st.Differing), func(d DifferingTable) bool { return !slices.Contains(carried, d.table()) })
 }
 
 // differs notes that tables differ, and gives the refusal that says so back. A
@@ -85,7 +100,7 @@ func (s *Source) differsAnd(ctx context.Context, also func(*knownTable), refusal
 		return true
 	})
 	if err != nil {
-		s.log.WarnContext(ctx, "that tables differ from the source could not be noted in the state: no later start will say it", "tables", fmt.Sprint(tables), "err", err)
+		s.log.WarnContext(ctx, "that tables differ from the source could not be noted in the state: later starts may not say it", "tables", fmt.Sprint(tables), "err", err)
 		return refusal
 	}
 	if st, getErr := s.keeper.get(ctx); getErr == nil && st != nil {
@@ -108,14 +123,19 @@ func (st *State) takeAnew(tables []tableName, also func(*knownTable)) {
 	}
 }
 
-// forgetUnmapped takes out what is said of tables that are not carried any
-// more, and tells whether there was any.
-func (st *State) forgetUnmapped(mapped []Table) bool {
-	carried := namesOfTables(mapped)
-	left := slices.DeleteFunc(slices.Clone(st.Differing), func(d DifferingTable) bool { return !slices.Contains(carried, d.table()) })
-	changed := len(left) != len(st.Differing)
-	st.Differing = left
-	return changed
+// leftOutBefore is differs for a start that finds a publication which leaves
+// something out: what was changed before this start is missing, for the tables
+// that a process before has carried. Those that are new to the state miss
+// nothing, and it gives the refusal back for all.
+func (s *Source) leftOutBefore(ctx context.Context, refusal error, tables ...tableName) error {
+	st, err := s.keeper.get(ctx)
+	if err != nil || st == nil || st.Snapshot == nil {
+		return refusal
+	}
+	known := slices.DeleteFunc(slices.Clone(tables), func(name tableName) bool {
+		return !slices.ContainsFunc(st.Snapshot.Tables, func(t knownTable) bool { return t.Schema == name.schema && t.Name == name.name })
+	})
+	return s.differs(ctx, refusal, known...)
 }
 
 // lacking gives the tables of which the publication leaves out changes, where
@@ -143,18 +163,16 @@ func namesOfTables(tables []Table) []tableName {
 
 // describeDiffering words them for the check "state"; "" for none.
 func describeDiffering(list []DifferingTable) string {
-	if len(list) == 0 {
-		return ""
+	const most = 4
+	var said []string
+	for i := range list[:min(len(list), most)] {
+		d := &list[i]
+		said = append(said, fmt.Sprintf("rows of %s differ from the source's since %s: %s", d.table(), d.Noticed.UTC().Format(time.RFC3339), d.Why))
 	}
-	names := make([]string, 0, maxNamed)
-	for i := range list[:min(len(list), maxNamed)] {
-		names = append(names, list[i].table().String())
+	if more := len(list) - len(said); more > 0 {
+		said = append(said, fmt.Sprintf("and those of %d more tables, see: pgsource state show", more))
 	}
-	text := strings.Join(names, ", ")
-	if more := len(list) - len(names); more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return fmt.Sprintf("rows of %s differ from the source's since %s: %s", text, list[len(list)-1].Noticed.UTC().Format(time.RFC3339), list[len(list)-1].Why)
+	return strings.Join(said, "; ")
 }
 
 // resyncOf is the command that mends them.

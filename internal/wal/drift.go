@@ -74,8 +74,8 @@ func (d *deliverer) checkDrift(ctx context.Context, was, rel *decode.Relation, t
 	}
 	gone := slices.DeleteFunc(slices.Clone(diff.dropped), func(name string) bool { return !table.Has(name) })
 	if len(gone) > 0 && len(diff.added) > 0 {
-		return d.drifted(was, rel, table, fmt.Sprintf("columns %s went and %s came in one change, which is what a rename looks like: the Feldera table would keep the old ones, and have NULL in them from here on",
-			strings.Join(gone, ", "), strings.Join(diff.added, ", ")), "rename them in the Feldera table too; or make both changes apart, if they are two")
+		return d.a.s.differs(ctx, d.drifted(was, rel, table, fmt.Sprintf("columns %s went and %s came in one change, which is what a rename looks like: the Feldera table would keep the old ones, and have NULL in them from here on",
+			strings.Join(gone, ", "), strings.Join(diff.added, ", ")), "rename them in the Feldera table too; or make both changes apart, if they are two"), nameOf(rel))
 	}
 	for _, name := range diff.changed {
 		i := slices.IndexFunc(rel.Columns, func(c decode.Column) bool { return c.Name == name })

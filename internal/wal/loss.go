@@ -122,8 +122,9 @@ func (s *Source) reportNotices(st *State) {
 			others = append(others, n)
 		}
 	}
-	s.cfg.Metrics.resync.differing.Set(float64(len(st.Differing)))
-	s.showPast(others, st.Differing)
+	differ := s.differing(st)
+	s.cfg.Metrics.resync.differing.Set(float64(len(differ)))
+	s.showPast(others, differ)
 	more := ""
 	if at := st.NeedsResync(); len(at) > 0 {
 		more = "needs resync: " + listTables(at) + ": "
@@ -145,10 +146,11 @@ func (s *Source) showPast(list []Notice, differ []DifferingTable) {
 		s.showNotices(CheckState, describeDiffering(differ)+"; ", list)
 	default:
 		s.noticed.Store(CheckState, true)
-		s.cfg.Report(Status{
-			Check: CheckState, Works: true, Message: describeDiffering(differ),
-			Hint: "run: " + resyncOf(differ) + ", which clears this; or, where nothing differs (pgsource verify) or that cannot be, stop pgsource, run: pgsource state accept -yes, and start it again",
-		})
+		hint := "run: " + resyncOf(differ) + ", which clears this; or, where nothing differs (pgsource verify) or that cannot be, stop pgsource, run: pgsource state accept -yes, and start it again"
+		if _, none := s.cfg.State.(noStore); none {
+			hint = "empty the tables and load them by other means; restart pgsource to clear this"
+		}
+		s.cfg.Report(Status{Check: CheckState, Works: true, Message: describeDiffering(differ), Hint: hint})
 	}
 }
 

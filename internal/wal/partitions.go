@@ -76,6 +76,13 @@ func (t *tree) noteTruncate(xid uint32) {
 	t.truncates = append(t.truncates, xid)
 }
 
+// present gives the partitions of the last look.
+func (t *tree) present() map[uint32]partition {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.parts
+}
+
 // noteTruncates tells the trees of their roots' TRUNCATEs.
 func (r *ready) noteTruncates(tx *transaction) {
 	if len(tx.truncated) == 0 {

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -24,9 +25,9 @@ import (
 //
 //	c<name>=<number>[f][p][:<expression>]  a column; f: the Feldera table has it, p: the publication does
 //	w<filter>                              the row filter, where there is one
-//	e<type>=<n>:<labels>                   the first n labels of an enum, in the order of their making
-//	m<type>:<attributes>                   a composite type
-//	s<setting and type>:<value>            a setting that decides how values read
+//	e<oid>=<n>:<labels>                    the n labels of an enum, in the order of their making
+//	m<oid>:<attributes>                    a composite type
+//	s<oid><setting>:<value>                a setting that decides how values of a type read
 //	l<oid>, d<oid>                         a leaf partition, one that is divided further
 //
 // where what stands for a text is its hash.
@@ -56,16 +57,16 @@ func (b *baseline) remembered() string {
 	if b.filter != "" {
 		tokens = append(tokens, "w"+hashed(b.filter))
 	}
-	for name, labels := range b.enums() {
-		tokens = append(tokens, fmt.Sprintf("e%s=%d:%s", hashed(name), len(labels), hashed(labels...)))
+	for typ, enum := range b.enums() {
+		tokens = append(tokens, fmt.Sprintf("e%d=%d:%s", typ, len(enum.labels), hashed(enum.labels...)))
 	}
 	for of, text := range b.texts {
 		switch of.class {
 		case classEnum:
 		case classComposite:
-			tokens = append(tokens, "m"+hashed(of.name)+":"+hashed(text))
+			tokens = append(tokens, fmt.Sprintf("m%d:%s", of.typ, hashed(text)))
 		default:
-			tokens = append(tokens, "s"+hashed(of.class, of.name)+":"+hashed(text))
+			tokens = append(tokens, fmt.Sprintf("s%d%s:%s", of.typ, hashed(of.class), hashed(text)))
 		}
 	}
 	for _, p := range b.parts {
@@ -75,23 +76,25 @@ func (b *baseline) remembered() string {
 	return strings.Join(slices.Compact(tokens), " ")
 }
 
-// enums gives the labels of each enum in the order in which they were made:
-// ADD VALUE leaves those before it where they are.
-func (b *baseline) enums() map[string][]string {
-	byType := make(map[string][]textOf)
-	for of := range b.texts {
-		if of.class == classEnum {
-			byType[of.name] = append(byType[of.name], of)
+// enum is one with its labels in the order in which they were made: ADD VALUE
+// leaves those before it where they are.
+type enum struct {
+	name   string
+	labels []string
+}
+
+func (b *baseline) enums() map[uint32]*enum {
+	found := make(map[uint32]*enum)
+	for _, of := range slices.SortedFunc(maps.Keys(b.texts), func(x, y textOf) int { return cmp.Compare(x.oid, y.oid) }) {
+		if of.class != classEnum {
+			continue
 		}
-	}
-	labels := make(map[string][]string, len(byType))
-	for name, of := range byType {
-		slices.SortFunc(of, func(x, y textOf) int { return int(int64(x.oid) - int64(y.oid)) })
-		for _, o := range of {
-			labels[name] = append(labels[name], b.texts[o])
+		if found[of.typ] == nil {
+			found[of.typ] = &enum{name: of.name}
 		}
+		found[of.typ].labels = append(found[of.typ].labels, b.texts[of])
 	}
-	return labels
+	return found
 }
 
 func partToken(p *partition) string {
@@ -117,6 +120,13 @@ func (b *baseline) since(line string) (changed, added []string) {
 		}
 		was[key] = rest
 	}
+	numbers := make(map[string]bool)
+	for key, rest := range was {
+		if strings.HasPrefix(key, "c") {
+			number, _, _ := strings.Cut(rest, ":")
+			numbers[strings.TrimRight(number, "fp")] = true
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(b.columns)) {
 		col := b.columns[name]
 		if !col.has {
@@ -126,7 +136,7 @@ func (b *baseline) since(line string) (changed, added []string) {
 		marks, expression, _ := strings.Cut(old, ":")
 		number := strings.TrimRight(marks, "fp")
 		switch {
-		case !known && col.filled:
+		case !known && (col.filled || numbers[strconv.Itoa(int(col.number))]): // of another name before
 			added = append(added, name)
 		case !known:
 		case number != strconv.Itoa(int(col.number)):
@@ -146,28 +156,29 @@ func (b *baseline) since(line string) (changed, added []string) {
 
 // othersSince is since for what is no column.
 func (b *baseline) othersSince(was map[string]string) (changed []string) {
-	filtered := slices.ContainsFunc(slices.Collect(maps.Keys(was)), func(key string) bool { return key[0] == 'w' })
+	filtered := slices.ContainsFunc(slices.Collect(maps.Keys(was)), func(key string) bool { return strings.HasPrefix(key, "w") })
 	if _, same := was["w"+hashed(b.filter)]; (b.filter != "" || filtered) && !same {
 		changed = append(changed, fmt.Sprintf("the publication's row filter is now %s and was another: rows that only one of the two lets through are not in the stream", orNone(b.filter)))
 	}
-	enums := b.enums()
-	for _, name := range slices.Sorted(maps.Keys(enums)) {
-		old, known := was["e"+hashed(name)]
+	for typ, enum := range b.enums() {
+		// A type that was made anew has other labels, and the columns were rewritten
+		// to them, row by row.
+		old, known := was[fmt.Sprintf("e%d", typ)]
 		count, labels, _ := strings.Cut(old, ":")
 		n, err := strconv.Atoi(count)
-		if known && (err != nil || n > len(enums[name]) || hashed(enums[name][:max(n, 0)]...) != labels) {
-			changed = append(changed, fmt.Sprintf("labels of type %s were renamed", name))
+		if known && (err != nil || n < 0 || n > len(enum.labels) || hashed(enum.labels[:n]...) != labels) {
+			changed = append(changed, fmt.Sprintf("labels of type %s were renamed", enum.name))
 		}
 	}
 	for of, text := range b.texts {
 		switch of.class {
 		case classEnum:
 		case classComposite:
-			if old, known := was["m"+hashed(of.name)]; known && old != hashed(text) {
+			if old, known := was[fmt.Sprintf("m%d", of.typ)]; known && old != hashed(text) {
 				changed = append(changed, fmt.Sprintf("the composite type %s has other attributes", of.name))
 			}
 		default:
-			if old, known := was["s"+hashed(of.class, of.name)]; known && old != hashed(text) {
+			if old, known := was[fmt.Sprintf("s%d%s", of.typ, hashed(of.class))]; known && old != hashed(text) {
 				changed = append(changed, fmt.Sprintf("values of type %s are written by %s, which is now %s and was another", of.name, of.class, strconv.Quote(text)))
 			}
 		}
@@ -241,7 +252,7 @@ func (st *snapshotState) identify(r *ready, ignorePartitions bool) *meanwhile {
 			if len(changed) > 0 {
 				m.changed = append(m.changed, tableAnd{name, strings.Join(changed, "; ")})
 			}
-			if len(added) > 0 {
+			if len(added) > 0 && !st.copies(name) { // its copy begins again with them
 				m.added = append(m.added, tableAnd{name, whyAdded(added)})
 			}
 		}
@@ -261,7 +272,7 @@ func whyAdded(columns []string) string {
 		}
 		names = append(names, strconv.Quote(name))
 	}
-	return "columns " + strings.Join(names, ", ") + " came later than rows that are there, and can have a value in them at the source (a DEFAULT, or what was there before the Feldera table had them) that the stream does not bring"
+	return "columns " + strings.Join(names, ", ") + " came later than rows that are there, and can have a value in them at the source (a DEFAULT, or what was there under another name, or before the Feldera table had them) that the stream does not bring"
 }
 
 // note enters all of it into the state.

@@ -21,8 +21,8 @@ func plainBaseline() *baseline {
 		},
 		filter: "(id < 2)",
 		texts: map[textOf]string{
-			{classEnum, 10, "mood"}: "sad", {classEnum, 12, "mood"}: "glad",
-			{classComposite, 20, "pair"}: "1,2", {"lc_monetary", 790, "money"}: "C",
+			{classEnum, 10, 9, "mood"}: "sad", {classEnum, 12, 9, "mood"}: "glad",
+			{classComposite, 20, 20, "pair"}: "1,2", {"lc_monetary", 790, 790, "money"}: "C",
 		},
 		parts: map[uint32]partition{100: {oid: 100, name: "root", made: true}, 101: {oid: 101, name: "p1", leaf: true, made: true}, 102: {oid: 102, name: "p2", leaf: true}},
 	}
@@ -42,6 +42,7 @@ func TestSinceTheProcessBefore(t *testing.T) {
 			change:  func(b *baseline) { b.columns["v"], b.columns["id"] = b.columns["id"], b.columns["v"] },
 			changed: `column "id" is another one than it was: it was dropped and made anew, or names of columns were exchanged; column "v" is another one`,
 		},
+		"column renamed":            {change: func(b *baseline) { b.columns["w"] = b.columns["v"]; delete(b.columns, "v") }, added: "w"},
 		"column dropped":            {change: func(b *baseline) { delete(b.columns, "v") }},
 		"column added with a value": {change: func(b *baseline) { b.columns["x"] = baseColumn{number: 6, has: true, carried: true, filled: true} }, added: "x"},
 		"column added, empty":       {change: func(b *baseline) { b.columns["x"] = baseColumn{number: 6, has: true, carried: true} }},
@@ -54,16 +55,16 @@ func TestSinceTheProcessBefore(t *testing.T) {
 		}, changed: `generated column "g"`},
 		"another filter": {change: func(b *baseline) { b.filter = "(id < 3)" }, changed: "row filter is now (id < 3)"},
 		"no filter":      {change: func(b *baseline) { b.filter = "" }, changed: "row filter is now none"},
-		"label renamed":  {change: func(b *baseline) { b.texts[textOf{classEnum, 10, "mood"}] = "blue" }, changed: "labels of type mood were renamed"},
-		"label added":    {change: func(b *baseline) { b.texts[textOf{classEnum, 13, "mood"}] = "new" }},
-		"type made anew, same labels": {change: func(b *baseline) {
-			delete(b.texts, textOf{classEnum, 10, "mood"})
-			delete(b.texts, textOf{classEnum, 12, "mood"})
-			b.texts[textOf{classEnum, 30, "mood"}], b.texts[textOf{classEnum, 31, "mood"}] = "sad", "glad"
+		"label renamed":  {change: func(b *baseline) { b.texts[textOf{classEnum, 10, 9, "mood"}] = "blue" }, changed: "labels of type mood were renamed"},
+		"label added":    {change: func(b *baseline) { b.texts[textOf{classEnum, 13, 9, "mood"}] = "new" }},
+		"type made anew": {change: func(b *baseline) {
+			delete(b.texts, textOf{classEnum, 10, 9, "mood"})
+			delete(b.texts, textOf{classEnum, 12, 9, "mood"})
+			b.texts[textOf{classEnum, 30, 29, "mood"}], b.texts[textOf{classEnum, 31, 29, "mood"}] = "blue", "glad"
 		}},
-		"label gone":            {change: func(b *baseline) { delete(b.texts, textOf{classEnum, 12, "mood"}) }, changed: "labels of type mood were renamed"},
-		"attributes":            {change: func(b *baseline) { b.texts[textOf{classComposite, 20, "pair"}] = "1,2,3" }, changed: "composite type pair"},
-		"setting":               {change: func(b *baseline) { b.texts[textOf{"lc_monetary", 790, "money"}] = "de" }, changed: `lc_monetary, which is now "de"`},
+		"label gone":            {change: func(b *baseline) { delete(b.texts, textOf{classEnum, 12, 9, "mood"}) }, changed: "labels of type mood were renamed"},
+		"attributes":            {change: func(b *baseline) { b.texts[textOf{classComposite, 20, 20, "pair"}] = "1,2,3" }, changed: "composite type pair"},
+		"setting":               {change: func(b *baseline) { b.texts[textOf{"lc_monetary", 790, 790, "money"}] = "de" }, changed: `lc_monetary, which is now "de"`},
 		"partition gone":        {change: func(b *baseline) { delete(b.parts, 101) }, changed: "1 of its leaf partitions were detached"},
 		"partition made":        {change: func(b *baseline) { b.parts[103] = partition{oid: 103, name: "p3", leaf: true, made: true} }},
 		"partition attached":    {change: func(b *baseline) { b.parts[103] = partition{oid: 103, name: "p3", leaf: true} }, changed: "partition p3 was attached"},
@@ -101,7 +102,7 @@ func TestRememberedIsEqualToItself(t *testing.T) {
 			}
 		}
 		for i, label := range rapid.SliceOf(rapid.String()).Draw(rt, "labels") {
-			b.texts[textOf{classEnum, uint32(i), fmt.Sprint(i % 3)}] = label
+			b.texts[textOf{classEnum, uint32(i), uint32(i % 3), fmt.Sprint(i % 3)}] = label
 		}
 		line := b.remembered()
 		changed, added := b.since(line)

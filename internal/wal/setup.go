@@ -174,7 +174,7 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	if err := s.ensurePublication(qctx, conn); err != nil {
-		return err
+		return s.leftOutBefore(qctx, err, s.lacking(qctx, conn)...)
 	}
 	if err := s.ensureSlot(ctx, conn, r); err != nil {
 		return err
@@ -283,21 +283,25 @@ func (s *Source) checkHidden(ctx context.Context, conn *pgx.Conn, rel *decode.Re
 		if err := rows.Scan(&name, &generated); err != nil {
 			return fmt.Errorf("read the columns of %s: %w", rel, err)
 		}
-		why := "it is generated, and the stream does not carry it"
+		why, listed := "it is generated, and the stream does not carry it", false
 		switch {
 		case published != nil && slices.Contains(published, name), published == nil && !generated:
 			continue
 		case !generated:
-			why = "the publication's column list leaves it out"
+			why, listed = "the publication's column list leaves it out", true
 		}
 		for _, c := range target.Columns {
 			if strings.EqualFold(c.Name, name) {
-				return &decode.Refusal{
+				refused := &decode.Refusal{
 					Reason: decode.ReasonSchema, What: "column", Where: rel.String() + "." + name,
 					Why:      why + "; the Feldera table's column of this name would be NULL in every row",
 					Expected: "every column of the Feldera table in the stream",
 					Do:       "compute it in a Feldera view and take it out of the table, or publish it",
 				}
+				if listed {
+					return s.leftOutBefore(ctx, refused, nameOf(rel))
+				}
+				return refused
 			}
 		}
 	}

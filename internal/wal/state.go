@@ -75,10 +75,10 @@ func (s *Source) pipelineFits(ctx context.Context, st *State) error {
 			Expected: "none", Do: do,
 		}
 	}
-	if len(st.Differing) > 0 {
+	if differ := s.differing(st); len(differ) > 0 {
 		return &decode.Refusal{
-			Reason: decode.ReasonGap, What: "state", Where: s.cfg.State.Where(), Why: describeDiffering(st.Differing), Expected: "tables that have what the source has",
-			Do: "start pgsource, then run: " + resyncOf(st.Differing) + "; or compare them (pgsource verify), and where nothing differs run: pgsource state accept -yes",
+			Reason: decode.ReasonGap, What: "state", Where: s.cfg.State.Where(), Why: describeDiffering(differ), Expected: "tables that have what the source has",
+			Do: "start pgsource, then run: " + resyncOf(differ) + "; or compare them (pgsource verify), and where nothing differs run: pgsource state accept -yes",
 		}
 	}
 	now, err := s.cfg.Pipeline.Incarnation(ctx)
