@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -33,10 +32,6 @@ type baseline struct {
 	texts map[textOf]string
 	// parts are what is below a partitioned table at the start, nil for others.
 	parts map[uint32]partition
-
-	// told are columns that came since and were judged; two goroutines look.
-	mu   sync.Mutex
-	told map[string]bool
 }
 
 type baseColumn struct {
@@ -108,8 +103,8 @@ func (s *Source) lookUpBaselines(ctx context.Context, conn *pgx.Conn, r *ready) 
 	}
 	rows, err := conn.Query(ctx, `
 		SELECT a.attrelid, a.attname, a.attnum, CASE WHEN a.attgenerated <> '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END,
-		       a.atthasmissing OR a.atthasdef OR a.attidentity <> '' OR EXISTS (SELECT FROM pg_inherits i JOIN pg_attribute leaf ON leaf.attrelid = i.inhrelid
-		         WHERE i.inhparent = a.attrelid AND leaf.attname = a.attname AND leaf.atthasmissing)
+		       a.atthasmissing OR a.atthasdef OR a.attidentity <> '' OR EXISTS (SELECT FROM pg_class root, pg_partition_tree(root.oid) t, pg_attribute leaf
+		         WHERE root.oid = a.attrelid AND root.relkind = 'p' AND leaf.attrelid = t.relid AND leaf.attname = a.attname AND leaf.atthasmissing)
 		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped`, oids)
 	if err != nil {
@@ -244,84 +239,83 @@ func orNone(filter string) string {
 	return filter
 }
 
-// addedSince gives the columns that rows from before lack, and takes note of all
-// that are new, so that each is judged as it was when it was seen first: a
-// DEFAULT that it gets later changes no row. It does so once they are noted.
-func (b *baseline) addedSince(now *baseline) (added []string, noted func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	numbers := b.numbers()
-	var seen []string
-	for name, col := range now.columns {
-		if _, had := b.columns[name]; had || !col.has || b.told[name] {
-			continue
-		}
-		seen = append(seen, name)
-		if col.filled || numbers[col.number] { // of another name before
-			added = append(added, name)
-		}
-	}
-	slices.Sort(added)
-	return added, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		for _, name := range seen {
-			if b.told == nil {
-				b.told = make(map[string]bool)
-			}
-			b.told[name] = true
-		}
-	}
-}
-
-// numbers are those of all columns.
-func (b *baseline) numbers() map[int16]bool {
+// addedSince gives the columns that rows from before lack: what came with values
+// for them, or had another name, or was not published.
+func (b *baseline) addedSince(now *baseline) (added []string) {
 	numbers := make(map[int16]bool, len(b.columns))
 	for _, col := range b.columns {
 		numbers[col.number] = true
 	}
-	return numbers
+	for name, col := range now.columns {
+		was, had := b.columns[name]
+		if col.has && (!had && (col.filled || numbers[col.number]) || had && !was.carried && col.carried) {
+			added = append(added, name)
+		}
+	}
+	slices.Sort(added)
+	return added
+}
+
+// fold takes in what came since, so that it is judged as it was when it was seen
+// first (a DEFAULT that a column gets later changes no row), and watched from
+// then on. What went stays, since what comes under its name is another.
+func (b *baseline) fold(now *baseline) {
+	maps.Copy(b.columns, now.columns)
+	maps.Copy(b.texts, now.texts)
 }
 
 // keepUp takes a table as a look without a fault has found it into the state, for
-// the next start to compare with. Columns that came with values for the rows that
-// are there make it one that differs, since no stream brings those; that is no
-// reason to stop, as nothing is wrong with the rows that come. What cannot be
-// saved is tried again at the next look.
+// the next start to compare with, and then into what the next look compares
+// with. Columns that older rows lack make it one that differs, since no stream
+// brings what is in them; that is no reason to stop, as nothing is wrong with the
+// rows that come. What cannot be saved is tried again at the next look. So are
+// columns while the table is being copied: a copy that reads on begins again with
+// them, and one that is read already does not.
 func (s *Source) keepUp(ctx context.Context, r *ready, name tableName, was, now *baseline) {
 	now.parts = was.parts
 	if t := r.trees[name]; t != nil {
 		now.parts = t.present()
 	}
-	added, noted := was.addedSince(now)
-	line, why := now.remembered(), whyAdded(added)
-	copying := false
-	err := s.keeper.update(ctx, func(next *State) bool {
-		if next.System == "" || next.Snapshot == nil {
-			return false
-		}
-		i := slices.IndexFunc(next.Snapshot.Tables, func(t knownTable) bool { return t.Schema == name.schema && t.Name == name.name })
-		if i < 0 || next.Snapshot.Tables[i].Shape == "" {
-			return false // it is said already that it is another
-		}
-		copying = next.Snapshot.copies(name)
-		tell := len(added) > 0 && !copying
-		if !tell && next.Snapshot.Tables[i].Shape == line {
+	added, line := was.addedSince(now), now.remembered()
+	st, err := s.keeper.get(ctx)
+	if err != nil || st == nil || st.System == "" {
+		return
+	}
+	known := st.Snapshot.table(name)
+	switch {
+	case known == nil: // no state is kept
+		was.fold(now)
+		return
+	case known.Shape == "": // it is said already that it is another
+		return
+	case len(added) == 0 && known.Shape == line:
+		was.fold(now)
+		return
+	case len(added) > 0 && st.Snapshot.copies(name):
+		return
+	}
+	why, noted := whyAdded(added), false
+	err = s.keeper.update(ctx, func(next *State) bool {
+		if known := next.Snapshot.table(name); known == nil || known.Shape == "" {
 			return false
 		}
 		next.Snapshot = next.Snapshot.clone()
-		next.Snapshot.Tables[i].Shape = line
-		if tell {
+		next.Snapshot.table(name).Shape = line
+		if len(added) > 0 {
 			next.differ(why, name)
 		}
+		noted = true
 		return true
 	})
 	if err != nil {
 		s.log.WarnContext(ctx, "the shape of a table could not be noted in the state, and is at the next look", "table", name.String(), "err", err)
 		return
 	}
-	noted()
-	if len(added) == 0 || copying { // a copy that is under way begins again with them
+	if !noted {
+		return
+	}
+	was.fold(now)
+	if len(added) == 0 {
 		return
 	}
 	s.sayAdded(ctx, name, why)
@@ -333,6 +327,15 @@ func (s *Source) keepUp(ctx context.Context, r *ready, name tableName, was, now 
 // rowsUnchanged refuses changes of the catalogue that leave Feldera with other
 // rows than the source has, without a change in the stream.
 func (s *Source) rowsUnchanged(ctx context.Context, conn *pgx.Conn, r *ready) error {
+	// One look at a time: the watcher's and that of a new connection can meet, and
+	// the older one of two would hold what it has read against what the newer one
+	// has left.
+	select {
+	case r.looking <- struct{}{}:
+		defer func() { <-r.looking }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	now, err := s.readBaselines(ctx, conn, r)
 	if err != nil {
 		return err

@@ -184,13 +184,25 @@ func (st *snapshotState) job(id uint64) *copyJob {
 
 // know gives the entry of a table that the state knows.
 func (st *snapshotState) know(t Table) *knownTable {
-	for i := range st.Tables {
-		if k := &st.Tables[i]; k.Schema == t.Schema && k.Name == t.Name {
-			return k
-		}
+	if known := st.table(tableName{t.Schema, t.Name}); known != nil {
+		return known
 	}
 	st.Tables = append(st.Tables, knownTable{Schema: t.Schema, Name: t.Name})
 	return &st.Tables[len(st.Tables)-1]
+}
+
+// table gives what is known of a mapped table, to be changed in a clone only;
+// nil for nothing.
+func (st *snapshotState) table(name tableName) *knownTable {
+	if st == nil {
+		return nil
+	}
+	for i := range st.Tables {
+		if t := &st.Tables[i]; t.Schema == name.schema && t.Name == name.name {
+			return t
+		}
+	}
+	return nil
 }
 
 // copies tells whether existing rows of a table are still to be copied.

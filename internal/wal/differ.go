@@ -88,7 +88,7 @@ func (s *Source) madeAnewUnderway(ctx context.Context, name tableName, refusal e
 // said once need not be said again, and saves what also changes in the same step.
 func (s *Source) differsAnd(ctx context.Context, also func(*knownTable), refusal error, tables ...tableName) error {
 	refused, ok := errors.AsType[*decode.Refusal](refusal)
-	if !ok || len(tables) == 0 {
+	if !ok || len(tables) == 0 || s.keeper == nil { // a check keeps no state
 		return refusal
 	}
 	err := s.keeper.update(ctx, func(next *State) bool {
@@ -123,34 +123,61 @@ func (st *State) takeAnew(tables []tableName, also func(*knownTable)) {
 	}
 }
 
-// leftOutBefore is differs for a start that finds a publication which leaves
-// something out: what was changed before this start is missing, for the tables
-// that a process before has carried. Those that are new to the state miss
-// nothing, and it gives the refusal back for all.
-func (s *Source) leftOutBefore(ctx context.Context, refusal error, tables ...tableName) error {
+// leftOutBefore gives a refusal of a start back, and notes the tables of which
+// the publication leaves something out that a process before has carried: what was
+// changed meanwhile is missing once it is mended. Tables that are new to the state
+// miss nothing. strict is as for lacking.
+func (s *Source) leftOutBefore(ctx context.Context, conn *pgx.Conn, refusal error, strict bool) error {
 	st, err := s.keeper.get(ctx)
-	if err != nil || st == nil || st.Snapshot == nil {
+	if _, ok := errors.AsType[*decode.Refusal](refusal); !ok || err != nil || st == nil {
 		return refusal
 	}
-	known := slices.DeleteFunc(slices.Clone(tables), func(name tableName) bool {
-		return !slices.ContainsFunc(st.Snapshot.Tables, func(t knownTable) bool { return t.Schema == name.schema && t.Name == name.name })
-	})
-	return s.differs(ctx, refusal, known...)
+	without := s.lacking(ctx, conn, strict)
+	for _, name := range namesOfTables(s.cfg.Tables) {
+		if known := st.Snapshot.table(name); known != nil && s.listShortened(ctx, conn, name, known.Shape) {
+			without = append(without, name)
+		}
+	}
+	without = slices.DeleteFunc(without, func(name tableName) bool { return st.Snapshot.table(name) == nil })
+	return s.differs(ctx, refusal, without...)
 }
 
 // lacking gives the tables of which the publication leaves out changes, where
 // it is not as it should be: those that it lacks, or all where it lacks an
-// operation or is gone.
-func (s *Source) lacking(ctx context.Context, conn *pgx.Conn) []tableName {
+// operation or is gone. One that is in order was not a moment before, unless
+// strict says that nobody has found that; then it gives none.
+func (s *Source) lacking(ctx context.Context, conn *pgx.Conn, strict bool) []tableName {
 	var whole bool
 	err := conn.QueryRow(ctx, `SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = $1`, s.cfg.Publication).Scan(&whole)
-	if err == nil && whole {
-		missing, extra, err := s.comparePublished(ctx, conn)
-		if err == nil && len(missing)+len(extra) > 0 {
-			return namesOfTables(missing)
-		}
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && !whole {
+		return namesOfTables(s.cfg.Tables)
 	}
-	return namesOfTables(s.cfg.Tables) // also where it is in order again: it was not
+	missing, extra, compareErr := s.comparePublished(ctx, conn)
+	if err != nil || compareErr != nil {
+		return nil
+	}
+	if len(missing)+len(extra) == 0 && !strict {
+		return namesOfTables(s.cfg.Tables)
+	}
+	return namesOfTables(missing)
+}
+
+// listShortened tells whether the publication's column list leaves out a column
+// now that it had by what the state knows of the table.
+func (s *Source) listShortened(ctx context.Context, conn *pgx.Conn, name tableName, line string) bool {
+	published, err := readPublished(ctx, conn, s.cfg.Publication, Table{Schema: name.schema, Name: name.name})
+	if err != nil || published == nil {
+		return false
+	}
+	rows, err := conn.Query(ctx, `SELECT attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2 AND attnum > 0 AND NOT attisdropped`, name.schema, name.name)
+	if err != nil {
+		return false
+	}
+	columns, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return err == nil && slices.ContainsFunc(columns, func(column string) bool {
+		return wasCarried(line, column) && !slices.Contains(published, column)
+	})
 }
 
 func namesOfTables(tables []Table) []tableName {

@@ -187,6 +187,19 @@ func (b *baseline) othersSince(was map[string]string) (changed []string) {
 	return changed
 }
 
+// wasCarried tells whether a line has a column that both the publication and the
+// Feldera table had.
+func wasCarried(line, column string) bool {
+	prefix := "c" + hashed(column) + "="
+	for token := range strings.FieldsSeq(line) {
+		if rest, is := strings.CutPrefix(token, prefix); is {
+			marks, _, _ := strings.Cut(rest, ":")
+			return strings.HasSuffix(marks, "fp")
+		}
+	}
+	return false
+}
+
 // partsSince names leaf partitions that went, and partitions that came with rows.
 // One that was made as a partition had none, and what was written to it since is
 // in the stream.

@@ -90,6 +90,41 @@ func TestSinceTheProcessBefore(t *testing.T) {
 	}
 }
 
+// What came since the start is judged as it was when it was seen first, and
+// watched from then on.
+func TestBaselineFolds(t *testing.T) {
+	b := plainBaseline()
+	now := plainBaseline()
+	look := func(wantAdded, wantChanged string) {
+		t.Helper()
+		if got := b.changed(now); !strings.Contains(got, wantChanged) || (wantChanged == "" && got != "") {
+			t.Errorf("changed: %q, want %q", got, wantChanged)
+		}
+		if got := strings.Join(b.addedSince(now), ","); got != wantAdded {
+			t.Errorf("added: %q, want %q", got, wantAdded)
+		}
+		b.fold(now)
+	}
+	look("", "")
+	now.columns["x"] = baseColumn{number: 6, has: true, carried: true}
+	look("", "")
+	now.columns["x"] = baseColumn{number: 6, has: true, carried: true, filled: true} // SET DEFAULT
+	look("", "")
+	now.columns["y"], now.columns["z"] = now.columns["x"], baseColumn{number: 7, has: true, carried: true, filled: true} // a name for another, and one with a DEFAULT
+	delete(now.columns, "x")
+	look("y,z", "")
+	look("", "")
+	now.columns["skipped"] = baseColumn{number: 5, has: true, carried: true}
+	look("skipped", "")
+	look("", "")
+	now.texts[textOf{classEnum, 13, 9, "mood"}] = "new"
+	look("", "")
+	now.columns["x"] = baseColumn{number: 8, has: true, carried: true}
+	look("", `column "x" is another one`)
+	now.texts[textOf{classEnum, 13, 9, "mood"}] = "newer"
+	look("", `label "new" of type mood is now "newer"`)
+}
+
 // Whatever the names are, a table is equal to itself, and a line that somebody
 // has damaged is no panic.
 func TestRememberedIsEqualToItself(t *testing.T) {

@@ -52,6 +52,8 @@ type ready struct {
 	trees map[tableName]*tree
 	// baselines are what rows depend on beside the stream.
 	baselines map[tableName]*baseline
+	// looking is held by whoever compares them with the catalogue and changes them.
+	looking chan struct{}
 	// statusEvery is how often the server must hear from us, senderTimeout the
 	// wal_sender_timeout to ask for, 0 for the server's own.
 	statusEvery   time.Duration
@@ -73,7 +75,7 @@ func nameOf(rel *decode.Relation) tableName { return tableName{rel.Schema, rel.N
 // work, before anything streams. Errors that are no *decode.Refusal are worth
 // another attempt.
 func (s *Source) prepare(ctx context.Context) (*ready, error) {
-	r := &ready{}
+	r := &ready{looking: make(chan struct{}, 1)}
 	targets, err := s.describeDestination(ctx, r)
 	if err != nil {
 		s.reportFailure(CheckDestination, err)
@@ -171,10 +173,10 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	if err := s.checkTables(qctx, conn, r); err != nil {
-		return err
+		return s.leftOutBefore(qctx, conn, err, true)
 	}
 	if err := s.ensurePublication(qctx, conn); err != nil {
-		return s.leftOutBefore(qctx, err, s.lacking(qctx, conn)...)
+		return s.leftOutBefore(qctx, conn, err, false)
 	}
 	if err := s.ensureSlot(ctx, conn, r); err != nil {
 		return err
@@ -283,25 +285,21 @@ func (s *Source) checkHidden(ctx context.Context, conn *pgx.Conn, rel *decode.Re
 		if err := rows.Scan(&name, &generated); err != nil {
 			return fmt.Errorf("read the columns of %s: %w", rel, err)
 		}
-		why, listed := "it is generated, and the stream does not carry it", false
+		why := "it is generated, and the stream does not carry it"
 		switch {
 		case published != nil && slices.Contains(published, name), published == nil && !generated:
 			continue
 		case !generated:
-			why, listed = "the publication's column list leaves it out", true
+			why = "the publication's column list leaves it out"
 		}
 		for _, c := range target.Columns {
 			if strings.EqualFold(c.Name, name) {
-				refused := &decode.Refusal{
+				return &decode.Refusal{
 					Reason: decode.ReasonSchema, What: "column", Where: rel.String() + "." + name,
 					Why:      why + "; the Feldera table's column of this name would be NULL in every row",
 					Expected: "every column of the Feldera table in the stream",
 					Do:       "compute it in a Feldera view and take it out of the table, or publish it",
 				}
-				if listed {
-					return s.leftOutBefore(ctx, refused, nameOf(rel))
-				}
-				return refused
 			}
 		}
 	}
@@ -317,7 +315,7 @@ func (s *Source) checkHidden(ctx context.Context, conn *pgx.Conn, rel *decode.Re
 // received is how far the stream had come before.
 func (s *Source) checkUnchanged(ctx context.Context, conn *pgx.Conn, r *ready, received uint64) error {
 	if err := s.withoutCreating().ensurePublication(ctx, conn); err != nil {
-		return s.differs(ctx, asGap(err), s.lacking(ctx, conn)...)
+		return s.differs(ctx, asGap(err), s.lacking(ctx, conn, false)...)
 	}
 	for name, oid := range r.oids {
 		var now uint32

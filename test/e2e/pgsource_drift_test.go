@@ -422,4 +422,26 @@ func TestPgsourceNoticesWhatWasLeftOutWhileDown(t *testing.T) {
 	wants(t, runVerb(t, env, "resync", "public.orders"), 0)
 	awaitDiffering(t, d, 0)
 	assertEqualTables(t, pg, sim)
+	stopClean(t, d)
+	if major(t, pg) < 15 {
+		return // no column lists
+	}
+
+	execSQL(t, pg, `ALTER PUBLICATION holdfast SET TABLE orders (id, customer, amount, paid), items; UPDATE orders SET note = 'missed'`)
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	if said := awaitEnd(t, d, 65); !strings.Contains(said, "column list leaves it out") {
+		t.Errorf("it says %s", said)
+	}
+	execSQL(t, pg, `ALTER PUBLICATION holdfast SET TABLE orders, items`)
+	wants(t, runVerb(t, env, "state", "show"), 0, "differs        public.orders,")
+	if err := d.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, d)
+	awaitDiffering(t, d, 1)
+	wants(t, runVerb(t, env, "resync", "public.orders"), 0)
+	awaitDiffering(t, d, 0)
+	assertEqualTables(t, pg, sim)
 }
