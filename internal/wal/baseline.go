@@ -32,6 +32,16 @@ type baseline struct {
 	texts map[textOf]string
 	// parts are what is below a partitioned table at the start, nil for others.
 	parts map[uint32]partition
+	// waits is the copy that was under way when columns were first seen that older
+	// rows lack; nil for none.
+	waits *awaitedCopy
+}
+
+// awaitedCopy is a copy that may bring the columns, if it begins again.
+type awaitedCopy struct {
+	columns  string
+	job      uint64
+	restarts int
 }
 
 type baseColumn struct {
@@ -122,6 +132,15 @@ func (s *Source) lookUpBaselines(ctx context.Context, conn *pgx.Conn, r *ready) 
 	})
 	if err != nil {
 		return nil, classify("look up the tables' columns", err)
+	}
+	// A column that came between the two looks would seem not to be published, and
+	// at the next look as if it had just been taken into the list.
+	again, err := s.readListed(ctx, conn, found)
+	if err != nil {
+		return nil, err
+	}
+	if !maps.EqualFunc(listed, again, slices.Equal[[]string]) {
+		return nil, &outage{what: "look at the tables", why: "they are being changed", soon: true}
 	}
 	return found, readTexts(ctx, conn, oids, targets, byOID)
 }
@@ -268,9 +287,7 @@ func (b *baseline) fold(now *baseline) {
 // the next start to compare with, and then into what the next look compares
 // with. Columns that older rows lack make it one that differs, since no stream
 // brings what is in them; that is no reason to stop, as nothing is wrong with the
-// rows that come. What cannot be saved is tried again at the next look. So are
-// columns while the table is being copied: a copy that reads on begins again with
-// them, and one that is read already does not.
+// rows that come. What cannot be saved is tried again at the next look.
 func (s *Source) keepUp(ctx context.Context, r *ready, name tableName, was, now *baseline) {
 	now.parts = was.parts
 	if t := r.trees[name]; t != nil {
@@ -291,17 +308,23 @@ func (s *Source) keepUp(ctx context.Context, r *ready, name tableName, was, now 
 	case len(added) == 0 && known.Shape == line:
 		was.fold(now)
 		return
-	case len(added) > 0 && st.Snapshot.copies(name):
-		return
 	}
 	why, noted := whyAdded(added), false
+	brought := false
+	if len(added) > 0 {
+		waiting, again := was.awaitCopy(st.Snapshot.copyOf(name), strings.Join(added, "\x00"))
+		if waiting {
+			return
+		}
+		brought = again
+	}
 	err = s.keeper.update(ctx, func(next *State) bool {
 		if known := next.Snapshot.table(name); known == nil || known.Shape == "" {
 			return false
 		}
 		next.Snapshot = next.Snapshot.clone()
 		next.Snapshot.table(name).Shape = line
-		if len(added) > 0 {
+		if len(added) > 0 && !brought {
 			next.differ(why, name)
 		}
 		noted = true
@@ -315,12 +338,31 @@ func (s *Source) keepUp(ctx context.Context, r *ready, name tableName, was, now 
 		return
 	}
 	was.fold(now)
-	if len(added) == 0 {
+	if len(added) == 0 || brought {
 		return
 	}
 	s.sayAdded(ctx, name, why)
 	if st, err := s.keeper.get(ctx); err == nil && st != nil {
 		s.reportNotices(st)
+	}
+}
+
+// awaitCopy tells whether a copy of the table is still to show if it brings the
+// columns, and whether it does: one that reads on begins again with them, and one
+// whose last rows are read already does not.
+func (b *baseline) awaitCopy(job *copyJob, columns string) (waiting, brought bool) {
+	switch {
+	case job == nil:
+		b.waits = nil
+		return false, false
+	case b.waits == nil || b.waits.job != job.ID || b.waits.columns != columns:
+		b.waits = &awaitedCopy{columns: columns, job: job.ID, restarts: job.Restarts}
+		return true, false
+	case job.Restarts == b.waits.restarts:
+		return true, false
+	default:
+		b.waits = nil
+		return false, true
 	}
 }
 

@@ -205,9 +205,14 @@ func (st *snapshotState) table(name tableName) *knownTable {
 	return nil
 }
 
-// copies tells whether existing rows of a table are still to be copied.
-func (st *snapshotState) copies(name tableName) bool {
-	return slices.ContainsFunc(st.Jobs, func(j copyJob) bool { return j.Kind == CopySnapshot && j.table() == name })
+// copyOf gives the copy of a table's existing rows that is not done, nil for none.
+func (st *snapshotState) copyOf(name tableName) *copyJob {
+	for i := range st.Jobs {
+		if j := &st.Jobs[i]; j.Kind == CopySnapshot && j.table() == name {
+			return j
+		}
+	}
+	return nil
 }
 
 // valid refuses what this program would not have written.

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/decode"
+	"holdfast/internal/feldera"
 )
 
 // This file is what stays to be said when pgsource stops since the source's
@@ -127,19 +128,20 @@ func (st *State) takeAnew(tables []tableName, also func(*knownTable)) {
 // the publication leaves something out that a process before has carried: what was
 // changed meanwhile is missing once it is mended. Tables that are new to the state
 // miss nothing. strict is as for lacking.
-func (s *Source) leftOutBefore(ctx context.Context, conn *pgx.Conn, refusal error, strict bool) error {
+func (s *Source) leftOutBefore(ctx context.Context, conn *pgx.Conn, r *ready, refusal error, strict bool) error {
 	st, err := s.keeper.get(ctx)
 	if _, ok := errors.AsType[*decode.Refusal](refusal); !ok || err != nil || st == nil {
 		return refusal
 	}
 	without := s.lacking(ctx, conn, strict)
-	for _, name := range namesOfTables(s.cfg.Tables) {
-		if known := st.Snapshot.table(name); known != nil && s.listShortened(ctx, conn, name, known.Shape) {
+	for name, target := range r.tables {
+		if known := st.Snapshot.table(name); known != nil && !slices.Contains(without, name) && s.listShortened(ctx, conn, name, target, known.Shape) {
 			without = append(without, name)
 		}
 	}
 	without = slices.DeleteFunc(without, func(name tableName) bool { return st.Snapshot.table(name) == nil })
-	return s.differs(ctx, refusal, without...)
+	_ = s.differs(ctx, &decode.Refusal{Why: "the publication left out the table, an operation, or a column of its list while no pgsource ran"}, without...)
+	return refusal
 }
 
 // lacking gives the tables of which the publication leaves out changes, where
@@ -163,8 +165,8 @@ func (s *Source) lacking(ctx context.Context, conn *pgx.Conn, strict bool) []tab
 }
 
 // listShortened tells whether the publication's column list leaves out a column
-// now that it had by what the state knows of the table.
-func (s *Source) listShortened(ctx context.Context, conn *pgx.Conn, name tableName, line string) bool {
+// of the Feldera table now that it had by what the state knows of the table.
+func (s *Source) listShortened(ctx context.Context, conn *pgx.Conn, name tableName, target *feldera.Table, line string) bool {
 	published, err := readPublished(ctx, conn, s.cfg.Publication, Table{Schema: name.schema, Name: name.name})
 	if err != nil || published == nil {
 		return false
@@ -176,7 +178,7 @@ func (s *Source) listShortened(ctx context.Context, conn *pgx.Conn, name tableNa
 	}
 	columns, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	return err == nil && slices.ContainsFunc(columns, func(column string) bool {
-		return wasCarried(line, column) && !slices.Contains(published, column)
+		return target.Has(column) && wasCarried(line, column) && !slices.Contains(published, column)
 	})
 }
 

@@ -265,7 +265,7 @@ func (st *snapshotState) identify(r *ready, ignorePartitions bool) *meanwhile {
 			if len(changed) > 0 {
 				m.changed = append(m.changed, tableAnd{name, strings.Join(changed, "; ")})
 			}
-			if len(added) > 0 && !st.copies(name) { // its copy begins again with them
+			if len(added) > 0 && st.copyOf(name) == nil { // its copy begins again with them
 				m.added = append(m.added, tableAnd{name, whyAdded(added)})
 			}
 		}

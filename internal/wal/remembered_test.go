@@ -167,3 +167,25 @@ func TestRememberedIsShort(t *testing.T) {
 		t.Errorf("%d tokens", len(tokens))
 	}
 }
+
+// Columns that come while the table is copied are the copy's to bring, if it
+// begins again, and differ if it ends without.
+func TestColumnsThatComeDuringACopy(t *testing.T) {
+	b := &baseline{}
+	look := func(job *copyJob, columns string, wantWaiting, wantBrought bool) {
+		t.Helper()
+		if waiting, brought := b.awaitCopy(job, columns); waiting != wantWaiting || brought != wantBrought {
+			t.Errorf("waiting %v, brought %v, want %v, %v", waiting, brought, wantWaiting, wantBrought)
+		}
+	}
+	look(nil, "x", false, false)
+	look(&copyJob{ID: 1, Restarts: 2}, "x", true, false)
+	look(&copyJob{ID: 1, Restarts: 2}, "x", true, false)
+	look(nil, "x", false, false) // its last rows had been read
+	look(&copyJob{ID: 2}, "x", true, false)
+	look(&copyJob{ID: 2, Restarts: 1}, "x", false, true)
+	look(&copyJob{ID: 2, Restarts: 1}, "x", true, false) // a later column of that name
+	look(&copyJob{ID: 2, Restarts: 1}, "x\x00y", true, false)
+	look(&copyJob{ID: 3, Restarts: 9}, "x\x00y", true, false) // another copy
+	look(&copyJob{ID: 3, Restarts: 10}, "x\x00y", false, true)
+}

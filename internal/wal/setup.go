@@ -173,10 +173,10 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 		return err
 	}
 	if err := s.checkTables(qctx, conn, r); err != nil {
-		return s.leftOutBefore(qctx, conn, err, true)
+		return s.leftOutBefore(qctx, conn, r, err, true)
 	}
 	if err := s.ensurePublication(qctx, conn); err != nil {
-		return s.leftOutBefore(qctx, conn, err, false)
+		return s.leftOutBefore(qctx, conn, r, err, false)
 	}
 	if err := s.ensureSlot(ctx, conn, r); err != nil {
 		return err
