@@ -230,7 +230,22 @@ func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.
 	var e *Error
 	switch {
 	case err == nil:
-		return keep(id, false)
+		// The process that was looked at ends; the request reaches the one that
+		// comes after, which answers with a number of its own; rows would go into
+		// that transaction under a record that names another. So it is looked again,
+		// before there is a row in it.
+		now, err := c.awaitState(ctx, nil)
+		switch {
+		case err != nil:
+			return nil, err
+		case now.Incarnation == st.Incarnation:
+			return keep(id, false)
+		case now.API == apiStarted && now.ID == id:
+			if err := record(ctx, Intent{Incarnation: now.Incarnation, ID: id}); err != nil {
+				return nil, &recordError{err}
+			}
+		}
+		return nil, &IncarnationChanged{Was: st.Incarnation, Now: now.Incarnation}
 	case !errors.As(err, &e):
 		return nil, err
 	case e.Code == codeTransactionInProgress && !c.viaManager():

@@ -2,7 +2,9 @@ package feldera
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +89,44 @@ func TestBeginWaitsUntilTheCommitBefore(t *testing.T) {
 			t.Errorf("%+v, %v", tx, err)
 		}
 	})
+}
+
+// The process that was looked at ends, and the one after it answers the request:
+// its transaction is on record before a row can be in it. What it does not have
+// open was begun in the one before, and ended with that.
+func TestBeginIsAnsweredByTheProcessAfter(t *testing.T) {
+	for name, c := range map[string]struct {
+		after answer
+		last  Intent
+	}{
+		"it is open there":       {transactionOf("NoTransaction", 1, "Started", 1), Intent{"u2", 1}},
+		"behind another commit":  {transactionOf("CommitInProgress", 3, "Started", 1), Intent{"u2", 1}},
+		"another one is open":    {transactionOf("TransactionInProgress", 2, "Started", 2), Intent{"u1", 0}},
+		"nothing is open there":  {statsOf("u1", "Running"), Intent{"u1", 0}},
+		"it is committed though": {transactionOf("TransactionInProgress", 1, "Committed", 1), Intent{"u1", 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.after.body = strings.Replace(c.after.body, `"u1"`, `"u2"`, 1)
+			begun := false
+			cl, _ := newScripted(t, Config{}, func(_ int, r seen) answer {
+				switch {
+				case r.path == "/start_transaction":
+					begun = true
+					return answer{status: 200, body: `{"transaction_id":1}`}
+				case begun:
+					return c.after
+				}
+				return statsOf("u1", "Running")
+			})
+			cl.Expect("u1")
+			var last Intent
+			tx, err := cl.Begin(t.Context(), nil, func(_ context.Context, in Intent) error { last = in; return nil })
+			var changed *IncarnationChanged
+			if tx != nil || !errors.As(err, &changed) || changed.Was != "u1" || changed.Now != "u2" || last != c.last {
+				t.Errorf("%+v, %v, on record %+v, want %+v", tx, err, last, c.last)
+			}
+		})
+	}
 }
 
 // What an intent says of the transaction that is open.

@@ -3,11 +3,16 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"holdfast/internal/decode"
@@ -619,5 +624,44 @@ func TestPgsourceBeginsALateTransaction(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The pipeline's process ends between pgsource's look at it and its request to
+// begin a transaction, which the process after it answers: what pgsource sends
+// goes into a transaction that it knows, also when it is killed right then.
+func TestPgsourceBeginsInTheProcessAfter(t *testing.T) {
+	for _, delivery := range []string{"at_least_once", "effectively_once"} {
+		t.Run(delivery, func(t *testing.T) {
+			t.Parallel()
+			pg, sim, env := effectively(t, felderasim.Options{})
+			target, err := url.Parse(sim.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var begun atomic.Int32
+			pass := httputil.NewSingleHostReverseProxy(target)
+			between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if strings.HasSuffix(r.URL.Path, "/start_transaction") && begun.Add(1) == 1 {
+					sim.Kill()
+					sim.Restart(core.KeepNothing)
+				}
+				pass.ServeHTTP(w, r)
+			}))
+			t.Cleanup(between.Close)
+			d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery, "FELDERA_URL": between.URL}))
+			waitHealthy(t, d)
+			pairs(t, pg, 1, 100)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			pairs(t, pg, 101, 200)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			assertEqualTables(t, pg, sim)
+			if n, err := d.Metric(t.Context(), "pgsource_destination_transactions_total", map[string]string{"event": "resumed"}); err != nil || n != 1 {
+				t.Errorf("%v transactions were taken up, %v", n, err)
+			}
+			if st := sim.Stats().Global; st.TransactionStatus != "NoTransaction" {
+				t.Errorf("left %s", st.TransactionStatus)
+			}
+		})
 	}
 }
