@@ -72,8 +72,9 @@ type State struct {
 
 	// Resyncs are those that are not done, in their order.
 	Resyncs []resyncState `json:"resyncs,omitzero"`
-	// Events counts notices, differing tables and beginnings of resyncs: which of two was first is
-	// told by their numbers, since a clock can be put back between them.
+	// Events counts notices, differing tables and beginnings of resyncs: which of
+	// two was first is told by their numbers, since a clock can be put back between
+	// them.
 	Events uint64 `json:"events,omitzero"`
 
 	Saved  time.Time `json:"saved_at"`

@@ -52,8 +52,8 @@ type AtRisk struct {
 	order uint64
 }
 
-// resynced takes a table, as schema.table, out of the notices and the differing ones
-// that came before the beginning of its resync, by their numbers; a notice
+// resynced takes a table, as schema.table, out of the notices and the differing
+// tables that came before the beginning of its resync, by their numbers; a notice
 // without tables that are at risk is over. When it returns nil, that is durable.
 func (s *Source) resynced(ctx context.Context, table string, began uint64) error {
 	err := s.keeper.must(ctx, func(next *State) bool {
@@ -136,8 +136,8 @@ func (s *Source) reportNotices(st *State) {
 }
 
 // showPast shows the check "state". Tables that are known to differ hold nothing
-// up: they were said by a stop already, which a person has seen or an init system
-// has not.
+// up: what is wrong in them is older than the rows that come, and most were said
+// by a stop already.
 func (s *Source) showPast(list []Notice, differ []DifferingTable) {
 	switch {
 	case len(differ) == 0:

@@ -377,13 +377,7 @@ func TestPgsourceNoticesChangesWhileDown(t *testing.T) {
 		return status == 200 && strings.Contains(body, `columns \"x\" came later`)
 	})
 	stopClean(t, d)
-	if err := d.Restart(nil); err != nil {
-		t.Fatal(err)
-	}
-	waitHealthy(t, d)
-	awaitDiffering(t, d, 1)
-	wants(t, runVerb(t, env, "resync", "public.untouched"), 0)
-	awaitDiffering(t, d, 0)
+	resyncMends(t, d, env, "public.untouched")
 	sameRows(t, pg, sim, "untouched", "id", "n", "k", "v", "x")
 }
 
@@ -414,13 +408,7 @@ func TestPgsourceNoticesWhatWasLeftOutWhileDown(t *testing.T) {
 		t.Errorf("it says %s", said)
 	}
 	execSQL(t, pg, `ALTER PUBLICATION holdfast ADD TABLE items`)
-	if err := d.Restart(nil); err != nil {
-		t.Fatal(err)
-	}
-	waitHealthy(t, d)
-	awaitDiffering(t, d, 1)
-	wants(t, runVerb(t, env, "resync", "public.orders"), 0)
-	awaitDiffering(t, d, 0)
+	resyncMends(t, d, env, "public.orders")
 	assertEqualTables(t, pg, sim)
 	stopClean(t, d)
 	if major(t, pg) < 15 {
@@ -436,12 +424,19 @@ func TestPgsourceNoticesWhatWasLeftOutWhileDown(t *testing.T) {
 	}
 	execSQL(t, pg, `ALTER PUBLICATION holdfast SET TABLE orders, items`)
 	wants(t, runVerb(t, env, "state", "show"), 0, "differs        public.orders,")
+	resyncMends(t, d, env, "public.orders")
+	assertEqualTables(t, pg, sim)
+}
+
+// resyncMends starts pgsource again, which says that one table differs, and
+// resyncs it, after which none does.
+func resyncMends(t *testing.T, d *harness.Daemon, env map[string]string, table string) {
+	t.Helper()
 	if err := d.Restart(nil); err != nil {
 		t.Fatal(err)
 	}
 	waitHealthy(t, d)
 	awaitDiffering(t, d, 1)
-	wants(t, runVerb(t, env, "resync", "public.orders"), 0)
+	wants(t, runVerb(t, env, "resync", table), 0)
 	awaitDiffering(t, d, 0)
-	assertEqualTables(t, pg, sim)
 }

@@ -616,12 +616,7 @@ func TestPgsourceBeginsALateTransaction(t *testing.T) {
 				pairs(t, pg, 101, 200)
 				awaitConfirmed(t, pg, currentLSN(t, pg))
 				assertEqualTables(t, pg, sim)
-				if n, err := d.Metric(t.Context(), "pgsource_destination_transactions_total", map[string]string{"event": "resumed"}); err != nil || n != 1 {
-					t.Errorf("%v transactions were taken up, %v", n, err)
-				}
-				if st := sim.Stats().Global; st.TransactionStatus != "NoTransaction" {
-					t.Errorf("left %s", st.TransactionStatus)
-				}
+				takenUpAndEnded(t, d, sim)
 			})
 		}
 	}
@@ -656,12 +651,19 @@ func TestPgsourceBeginsInTheProcessAfter(t *testing.T) {
 			pairs(t, pg, 101, 200)
 			awaitConfirmed(t, pg, currentLSN(t, pg))
 			assertEqualTables(t, pg, sim)
-			if n, err := d.Metric(t.Context(), "pgsource_destination_transactions_total", map[string]string{"event": "resumed"}); err != nil || n != 1 {
-				t.Errorf("%v transactions were taken up, %v", n, err)
-			}
-			if st := sim.Stats().Global; st.TransactionStatus != "NoTransaction" {
-				t.Errorf("left %s", st.TransactionStatus)
-			}
+			takenUpAndEnded(t, d, sim)
 		})
+	}
+}
+
+// takenUpAndEnded: one open transaction of the pipeline was taken up, and none is
+// left.
+func takenUpAndEnded(t *testing.T, d *harness.Daemon, sim *felderasim.Sim) {
+	t.Helper()
+	if n, err := d.Metric(t.Context(), "pgsource_destination_transactions_total", map[string]string{"event": "resumed"}); err != nil || n != 1 {
+		t.Errorf("%v transactions were taken up, %v", n, err)
+	}
+	if st := sim.Stats().Global; st.TransactionStatus != "NoTransaction" {
+		t.Errorf("left %s", st.TransactionStatus)
 	}
 }
