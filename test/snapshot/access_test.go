@@ -35,7 +35,6 @@ func TestSnapshotNeedsToSeeEveryRow(t *testing.T) {
 			w.cfg.DSN = func() (string, error) { return w.pg.DSNFor("reader", "", "postgres", w.pg.Addr()), nil }
 			w.start()
 			err := w.end()
-			w.stop = nil
 			refused, ok := errors.AsType[*decode.Refusal](err)
 			if !ok || !strings.Contains(refused.Where, `"public"."accounts"`) || !strings.Contains(refused.Do, c.says) || !strings.Contains(refused.Do, "PGSOURCE_SNAPSHOT=never") {
 				t.Fatalf("it ended with %v", err)

@@ -51,7 +51,6 @@ func TestRowThatStopsACopy(t *testing.T) {
 			}
 			w.start()
 			err := w.end()
-			w.stop = nil
 			refused, ok := errors.AsType[*decode.Refusal](err)
 			if !ok {
 				t.Fatalf("it ended with %v", err)

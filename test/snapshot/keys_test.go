@@ -140,7 +140,6 @@ func TestSnapshotRefuses(t *testing.T) {
 			w.cfg.Snapshot = wal.SnapshotInitial
 			w.start()
 			err := w.end()
-			w.stop = nil
 			if refused, ok := errors.AsType[*decode.Refusal](err); !ok || !strings.Contains(refused.Error(), c.says) || !strings.Contains(refused.Error(), "accounts") {
 				t.Errorf("it ended with %v", err)
 			}
@@ -206,7 +205,6 @@ func TestSnapshotModes(t *testing.T) {
 		w.cfg.Snapshot = wal.SnapshotOnly
 		w.start()
 		err := w.end()
-		w.stop = nil
 		if err != nil || w.sim.Count("accounts") != 1 || w.sim.Count("more") != 1 {
 			t.Errorf("it ended with %v, %d and %d rows", err, w.sim.Count("accounts"), w.sim.Count("more"))
 		}
@@ -242,7 +240,6 @@ func TestSnapshotOnlyAfterALoss(t *testing.T) {
 	w.sim.Crash(core.KeepNothing)
 	w.sim.ClearFault(hang)
 	err = w.end()
-	w.stop = nil
 	refused, ok := errors.AsType[*decode.Refusal](err)
 	if !ok || refused.Reason != decode.ReasonGap || !strings.Contains(refused.Where, `"public"."accounts"`) {
 		t.Errorf("it ended with %v", err)

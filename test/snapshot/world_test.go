@@ -151,13 +151,13 @@ func (w *world) start() {
 func (w *world) finish() error {
 	w.t.Helper()
 	w.stop()
-	w.stop = nil
 	return w.end()
 }
 
 // end waits until the Source has ended by itself.
 func (w *world) end() error {
 	w.t.Helper()
+	w.stop = nil
 	select {
 	case err := <-w.ended:
 		return err
@@ -182,7 +182,7 @@ func (w *world) await(what string, cond func(ctx context.Context) (seen any, don
 		return cond(ctx)
 	})
 	if ended {
-		w.t.Fatalf("while waiting until %s the source ended: %v", what, <-w.ended)
+		w.t.Fatalf("while waiting until %s the source ended: %v", what, w.end())
 	}
 }
 
