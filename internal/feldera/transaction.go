@@ -128,14 +128,17 @@ type Transaction struct {
 // moment is mistaken by this.
 //
 // Errors: *decode.Refusal, *[IncarnationChanged], record's, or ctx's cause
-// joined with the last reason.
-func (c *Client) Begin(ctx context.Context, own *Intent, record func(context.Context, Intent) error) (*Transaction, error) {
+// joined with the last reason; with [ErrOutcomeOpen] where the request may still
+// be applied.
+func (c *Client) Begin(ctx context.Context, own *Intent, record func(context.Context, Intent) error) (_ *Transaction, err error) {
 	r := c.retrier("begin transaction")
+	b := beginning{c: c, own: own, record: record}
+	defer func() { err = outcomeOpen(err, b.unsettled) }()
 	for {
 		if ctx.Err() != nil {
 			return nil, r.ended(ctx)
 		}
-		tx, err := c.tryBegin(ctx, own, record)
+		tx, err := b.try(ctx)
 		if err == nil {
 			return tx, nil
 		}
@@ -200,7 +203,21 @@ func (c *Client) betweenCommits(ctx context.Context) (TransactionState, error) {
 	}
 }
 
-func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.Context, Intent) error) (*Transaction, error) {
+// beginning is one call of Begin.
+type beginning struct {
+	c      *Client
+	record func(context.Context, Intent) error
+	// own is the intent by which an open transaction is known as ours.
+	own *Intent
+	// asked: own is of a request of this call, so that nothing of ours can be in
+	// what it opens late.
+	asked bool
+	// unsettled is why the outcome of a request is still open, nil otherwise.
+	unsettled error
+}
+
+func (b *beginning) try(ctx context.Context) (*Transaction, error) {
+	c, record := b.c, b.record
 	st, err := c.betweenCommits(ctx)
 	if err != nil {
 		return nil, err
@@ -210,7 +227,7 @@ func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.
 	}
 	keep := func(id int64, resumed bool) (*Transaction, error) {
 		in := Intent{Incarnation: st.Incarnation, ID: id}
-		if own == nil || *own != in {
+		if b.own == nil || *b.own != in {
 			if err := record(ctx, in); err != nil {
 				return nil, &recordError{err}
 			}
@@ -218,8 +235,8 @@ func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.
 		return &Transaction{c: c, intent: in, resumed: resumed}, nil
 	}
 	if st.API == apiStarted {
-		if own.matches(&st) {
-			return keep(st.ID, true)
+		if b.own.matches(&st) {
+			return keep(st.ID, !b.asked)
 		}
 		return nil, fmt.Errorf("somebody else's %s", st.String())
 	}
@@ -256,15 +273,14 @@ func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.
 	if e.Code != codeTransactionInProgress {
 		// No answer: the request, or the manager's repetition of it, may come
 		// late. Were it to come after our commit, it would open a transaction
-		// that nobody ends.
-		if err := c.retrier("begin transaction").pause(ctx, err, c.cfg.RequestLifetime); err != nil {
-			return nil, err
-		}
+		// that nobody ends. One that it opens is ours, also behind the next look.
+		b.own, b.asked, b.unsettled = &Intent{Incarnation: st.Incarnation}, true, err
 	}
-	again, stateErr := c.awaitState(ctx, err)
+	again, stateErr := c.outlast(ctx, c.retrier("begin transaction"), err, b.unsettled != nil)
 	if stateErr != nil {
 		return nil, stateErr
 	}
+	b.unsettled = nil
 	if again.Incarnation != st.Incarnation {
 		return nil, &IncarnationChanged{Was: st.Incarnation, Now: again.Incarnation}
 	}
@@ -272,6 +288,41 @@ func (c *Client) tryBegin(ctx context.Context, own *Intent, record func(context.
 		return keep(again.ID, false)
 	}
 	return nil, err
+}
+
+// outlast reads the transaction's state behind a request without an answer: where
+// that may still be applied, when its lifetime has passed in front of a pipeline
+// that answered at its beginning and at its end. A process that stands still has
+// what was sent to it in its sockets, and applies it when it goes on, however
+// late. So does one that comes after it, to which the manager passes it on.
+func (c *Client) outlast(ctx context.Context, r *retrier, cause error, late bool) (TransactionState, error) {
+	for {
+		st, err := c.awaitState(ctx, cause)
+		if err != nil || !late {
+			return st, err
+		}
+		if err := r.pause(ctx, cause, c.cfg.RequestLifetime); err != nil {
+			return st, err
+		}
+		st, err = c.TransactionState(ctx)
+		if err == nil {
+			return st, nil
+		}
+		if final := c.transient(err); final != nil {
+			return st, final
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return st, err
+		}
+	}
+}
+
+// outcomeOpen marks an error that leaves a request without a known outcome.
+func outcomeOpen(err, unsettled error) error {
+	if err == nil || unsettled == nil {
+		return err
+	}
+	return fmt.Errorf("%w (%w: %w)", err, ErrOutcomeOpen, unsettled)
 }
 
 // awaitState reads the transaction's state, again and again where it must.
@@ -365,8 +416,9 @@ var ErrTaken = errors.New("the transaction was committed by somebody else before
 // sent. The tokens complete after Commit has returned: [Completions] tells.
 //
 // Errors: [ErrTaken], last's, *decode.Refusal, *[IncarnationChanged], or ctx's
-// cause joined with the last reason. After an error the transaction may be
-// open: Begin with its intent finds it.
+// cause joined with the last reason; with [ErrOutcomeOpen] where the request to
+// commit may still be applied. After an error the transaction may be open: Begin
+// with its intent finds it.
 func (tx *Transaction) Commit(ctx context.Context, last func(context.Context) (Token, error)) error {
 	c := tx.c
 	if sabotage.On(sabotage.RowNotLast) && last != nil {
@@ -408,58 +460,52 @@ func (tx *Transaction) open(st *TransactionState) bool {
 
 // commit asks for the commit until it is known to have happened. All rows are
 // in by now, so that whoever commits, commits the whole.
-func (tx *Transaction) commit(ctx context.Context) error {
+//
+// A request of which nothing is known may still come late, and the interface has
+// no way to say which transaction it means: it would commit the next one in the
+// middle. So none is begun before its lifetime is over, and where this call ends
+// before that, its error says so.
+func (tx *Transaction) commit(ctx context.Context) (err error) {
 	r := tx.c.retrier(fmt.Sprintf("commit transaction %d", tx.intent.ID))
+	var unsettled error
+	defer func() { err = outcomeOpen(err, unsettled) }()
 	for {
 		if ctx.Err() != nil {
 			return r.ended(ctx)
 		}
 		cl := call{endpoint: epCommit, method: http.MethodPost, path: "/commit_transaction", mutates: true, limit: maxSmallBody, timeout: postTimeout}
 		uncut, done := tx.c.unlessHalted(ctx)
-		_, err := tx.c.roundTrip(uncut, cl)
+		_, cause := tx.c.roundTrip(uncut, cl)
 		done()
-		if err == nil {
+		if cause == nil {
 			return nil
 		}
-		switch Classify(err) {
-		case ClassRetry:
-			err = r.wait(ctx, err)
+		class := Classify(cause)
+		if e := asError(cause); e != nil && e.Code == codeNoTransaction {
+			class = ClassRetry // it came from the second of two requests, or after somebody else's commit
+		}
+		switch class {
 		case ClassRetryUncertain:
-			var done bool
-			if done, err = tx.settle(ctx, r, err); done {
-				return nil
+			unsettled = cause
+		case ClassRetry: // nothing of it is on its way
+			if err := r.wait(ctx, cause); err != nil {
+				return err
 			}
 		case ClassRefuseRecord, ClassStopOperator, ClassOtherIncarnation:
-			return tx.c.transient(err)
+			return tx.c.transient(cause)
 		}
+		st, err := tx.c.outlast(ctx, r, cause, unsettled != nil)
 		if err != nil {
 			return err
 		}
+		unsettled = nil
+		if st.Incarnation != tx.intent.Incarnation {
+			return &IncarnationChanged{Was: tx.intent.Incarnation, Now: st.Incarnation}
+		}
+		if !tx.open(&st) {
+			return nil
+		}
 	}
-}
-
-// settle finds out by the statistics whether a commit of unknown outcome
-// happened. A lost request may still come late, and the interface has no way
-// to say which transaction it means: it would commit the next one in the
-// middle. So its lifetime is waited out. A 400 is an answer: it came from the
-// second of two requests, or after somebody else's commit.
-func (tx *Transaction) settle(ctx context.Context, r *retrier, cause error) (done bool, err error) {
-	pause := tx.c.cfg.RequestLifetime
-	var e *Error
-	if errors.As(cause, &e) && e.Code == codeNoTransaction {
-		pause = tx.c.cfg.BackoffInitial
-	}
-	if err := r.pause(ctx, cause, pause); err != nil {
-		return false, err
-	}
-	st, err := tx.c.awaitState(ctx, cause)
-	if err != nil {
-		return false, err
-	}
-	if st.Incarnation != tx.intent.Incarnation {
-		return false, &IncarnationChanged{Was: tx.intent.Incarnation, Now: st.Incarnation}
-	}
-	return !tx.open(&st), nil
 }
 
 // CommitOrphan ends a transaction that the caller's intent names and that it

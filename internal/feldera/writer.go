@@ -187,20 +187,20 @@ func (w *Writer) owns(a *Array) error {
 	return nil
 }
 
-// ErrOutcomeOpen is joined to a refusal of Send that came while the outcome of
-// a request was awaited: a request to the table may still be applied, until a
-// request lifetime has passed. The sequence it tells of: the answer to a
-// request is lost; the key is withdrawn; the look at the pipeline, which was to
-// settle the request, gets a 401.
+// ErrOutcomeOpen is joined to a refusal of Send, and to any error of Begin and
+// Commit, that came while the outcome of a request was awaited: it may still be
+// applied, until a request lifetime has passed. The sequence it tells of: the
+// answer to a request is lost; the key is withdrawn; the look at the pipeline,
+// which was to settle the request, gets a 401.
 var ErrOutcomeOpen = errors.New("a request before it may still be applied")
 
 // open marks a refusal that leaves a request unsettled.
 func (w *Writer) open(err error) error {
 	var refused *decode.Refusal
-	if w.unsettled == nil || !errors.As(err, &refused) {
+	if !errors.As(err, &refused) {
 		return err
 	}
-	return fmt.Errorf("%w (%w: %w)", err, ErrOutcomeOpen, w.unsettled)
+	return outcomeOpen(err, w.unsettled)
 }
 
 // deliver sends body until its outcome is known. The caller has the turn.

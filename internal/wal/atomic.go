@@ -32,8 +32,11 @@ type opened struct {
 	// be in it, before what it said when the transaction was found open; 0 where
 	// it was not.
 	recorded, before uint64
-	// sum is everything that was sent into it; nil for nothing yet.
-	sum *batch
+	// sum is everything that was sent into it; nil for nothing yet. rows is the end
+	// LSN of the last batch that brought rows: what comes behind it brings none,
+	// and the bookmark does not name it as produced.
+	sum  *batch
+	rows uint64
 	// torn: it has rows of a transaction of which others were refused. It must
 	// not be committed before that one is sent whole, or passed over.
 	torn bool
@@ -51,6 +54,9 @@ func (o *opened) whole(next uint64) bool {
 
 // add takes a batch whose rows are all in.
 func (o *opened) add(b *batch) {
+	if len(b.tokens) > 0 {
+		o.rows = b.end
+	}
 	if o.sum == nil {
 		o.sum = b
 		return
@@ -116,14 +122,12 @@ func (d *deliverer) lookBack(work context.Context) error {
 	if err := d.outliveOthers(work, sent); err != nil {
 		return err
 	}
+	if err := d.outliveRequests(work); err != nil {
+		return err
+	}
 	in := d.cfg.Intents.Intent()
 	asked := in.Incarnation != "" && in.ID == 0 // for a transaction, and how that ended is not known
-	switch {
-	case asked:
-		if err := d.outliveBegin(work); err != nil {
-			return err
-		}
-	case in.Incarnation != incarnation:
+	if !asked && in.Incarnation != incarnation {
 		return nil
 	}
 	tx, err := d.cfg.Pipeline.Resume(work, feldera.Intent{Incarnation: in.Incarnation, ID: in.ID})
@@ -263,7 +267,7 @@ func (d *deliverer) open(work context.Context, end uint64) error {
 		return err
 	})
 	if err != nil {
-		d.a.s.beginFailed = time.Now()
+		d.noteOpen(err)
 		return fmt.Errorf("begin a transaction of the pipeline for the transactions up to LSN %s: %w", decode.FormatLSN(end), err)
 	}
 	d.opened = &opened{tx: tx, through: max(end, d.replay), recorded: end}
@@ -309,6 +313,7 @@ func (d *deliverer) commit(finish context.Context) error {
 	}
 	write, row := d.lastRow()
 	err := d.patiently(func() error { return o.tx.Commit(finish, write) })
+	d.noteOpen(err)
 	switch {
 	case errors.Is(err, feldera.ErrTaken):
 		// The rows are in, but not as one. Sent again as one, they become so.

@@ -91,3 +91,51 @@ func TestDifferingTables(t *testing.T) {
 		t.Errorf("read back: %v, %v", back, err)
 	}
 }
+
+// What a look has found is taken in once it is saved, and not before: a save that
+// fails is made up for at the next look, and nothing is said twice.
+func TestLooksAreTakenInWhenTheyAreSaved(t *testing.T) {
+	name := tableName{"public", "a"}
+	was, now := plainBaseline(), plainBaseline()
+	now.columns["x"] = baseColumn{number: 6, has: true, carried: true, filled: true}
+	st := stateAt(100)
+	line := was.remembered()
+	st.Snapshot = &snapshotState{Quiet: true, Tables: []knownTable{{Schema: "public", Name: "a", OID: 7, Shape: line}}}
+	var before, after bool
+	store := &flakyStore{fail: func() (bool, bool) { return before, after }, durable: st}
+	s := testSource(t, store)
+	s.cfg.Tables = []Table{{Schema: "public", Name: "a"}}
+	var err error
+	if s.keeper, err = s.openKeeper(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	look := func(wantTaken bool, wantSaves, wantDiffering int) {
+		t.Helper()
+		saves := len(store.saves)
+		s.keepUp(t.Context(), &ready{}, name, was, now)
+		if _, taken := was.columns["x"]; taken != wantTaken {
+			t.Errorf("taken in: %v", taken)
+		}
+		if got := len(store.saves) - saves; got != wantSaves {
+			t.Errorf("%d saves", got)
+		}
+		if wantShape := map[bool]string{true: now.remembered(), false: line}[wantDiffering > 0]; store.durable.Snapshot.Tables[0].Shape != wantShape {
+			t.Errorf("the state has the shape %q", store.durable.Snapshot.Tables[0].Shape)
+		}
+		if got := len(store.durable.Differing); got != wantDiffering {
+			t.Errorf("%d tables differ in the state", got)
+		}
+	}
+	before = true
+	look(false, 0, 0)
+	look(false, 0, 0)
+	before, after = false, true // saved, and nobody knows
+	look(false, 1, 1)
+	after = false
+	look(true, 1, 1)
+	order := store.durable.Differing[0].Order
+	look(true, 0, 1)
+	if got := store.durable.Differing[0]; got.Order != order || strings.Count(got.Why, "came later") != 1 {
+		t.Errorf("the state has %+v", got)
+	}
+}

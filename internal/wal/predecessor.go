@@ -2,9 +2,11 @@ package wal
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"holdfast/internal/feldera"
 	"holdfast/internal/sabotage"
 )
 
@@ -49,14 +51,33 @@ func (d *deliverer) outliveOthers(work context.Context, sent uint64) error {
 	return nil
 }
 
-// outliveBegin waits until no request of this process to begin a transaction of
-// the pipeline can still be applied. An attempt that ended while it waited for
-// the outcome leaves that to the next one.
-func (d *deliverer) outliveBegin(work context.Context) error {
-	if d.a.s.beginFailed.IsZero() {
+// outliveRequests waits until no request of this process to begin or to commit a
+// transaction of the pipeline can still be applied. An attempt that ended while it
+// waited for the outcome leaves that to the next one.
+//
+// The race it is against: a commit gets no answer, and the pipeline's process is
+// another one; the attempt ends; the next one opens a transaction and sends half
+// of its rows; the commit, which the manager has passed on, makes them visible.
+//
+// The pipeline has just answered: the wait begins now, since a process that stood
+// still until then may have the request before it.
+func (d *deliverer) outliveRequests(work context.Context) error {
+	s := d.a.s
+	if !s.requestOpen {
 		return nil
 	}
-	return d.outlive(work, d.a.s.beginFailed, "a request to begin a transaction may still be applied, and what is sent would be in it")
+	if err := d.outlive(work, time.Now(), "a request to begin or to commit a transaction may still be applied, and would meet what is sent"); err != nil {
+		return err
+	}
+	s.requestOpen = false
+	return nil
+}
+
+// noteOpen remembers that the outcome of a request is left open.
+func (d *deliverer) noteOpen(err error) {
+	if errors.Is(err, feldera.ErrOutcomeOpen) {
+		d.a.s.requestOpen = true
+	}
 }
 
 // outlive waits until no request that was given up at the time can be applied

@@ -370,8 +370,9 @@ func (d *deliverer) lastRow() (write func(context.Context) (feldera.Token, error
 		return nil, nil
 	}
 	row = new(feldera.Token)
+	rows := d.opened.rows
 	return func(ctx context.Context) (feldera.Token, error) {
-		adv := feldera.Advance{Lane: d.rec.lane, Position: sum.end}
+		adv := feldera.Advance{Lane: d.rec.lane, Position: rows}
 		for _, t := range sum.tokens {
 			// Transaction.Commit has waited for it.
 			adv.Data = append(adv.Data, feldera.Evidence{Token: t.token, Rung: ack.Ingested})

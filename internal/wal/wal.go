@@ -230,9 +230,9 @@ type Source struct {
 	// are concerned; alone is set once those can no longer be applied.
 	began time.Time
 	alone atomic.Bool
-	// beginFailed is when the last request to begin a transaction of the pipeline
-	// was given up. It is of the one attempt that runs.
-	beginFailed time.Time
+	// requestOpen: a request to begin or to commit a transaction of the pipeline was
+	// given up without a known outcome. It is of the one attempt that runs.
+	requestOpen bool
 	// connected: the server has let this process in once.
 	connected atomic.Bool
 	// pooler: what answers is a pooler that does not take every setting at the

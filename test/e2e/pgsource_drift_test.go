@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -208,6 +210,10 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 			"filtered", `ALTER PUBLICATION filtered SET TABLE filtered WHERE (id < 2); UPDATE filtered SET v = 'new'`,
 			"row filter is now (id < 2) and was none", "[[1 1 new sad] [2 2 two sad]]",
 		},
+		{
+			"renamed", `ALTER TABLE renamed RENAME v TO w; INSERT INTO renamed VALUES (3, 3, 'three', 'sad')`,
+			"what a rename looks like", "[[1 1 one sad] [2 2 two sad]]",
+		},
 	}
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{Settings: map[string]string{"max_replication_slots": "20", "max_wal_senders": "20"}})
 	execSQL(t, pg, `CREATE TYPE mood AS ENUM ('sad', 'glad'); CREATE TYPE mood2 AS ENUM ('sad', 'glad'); CREATE DOMAIN feeling AS mood2; CREATE TYPE pair AS (a text, b int)`)
@@ -237,6 +243,9 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 				"PGSOURCE_TABLES": "public." + c.name, "PGSOURCE_SLOT": "slot_" + c.name, "PGSOURCE_PUBLICATION": c.name,
 				"PGSOURCE_STATE": "file:" + filepath.Join(t.TempDir(), "state.json"),
 			})
+			if c.name == "renamed" { // else the new name alone is reason enough
+				env["PGSOURCE_EXTRA_COLUMNS"] = "ignore"
+			}
 			d := startPgsource(t, env)
 			waitHealthy(t, d)
 			mood := "sad"
@@ -379,6 +388,54 @@ func TestPgsourceNoticesChangesWhileDown(t *testing.T) {
 	stopClean(t, d)
 	resyncMends(t, d, env, "public.untouched")
 	sameRows(t, pg, sim, "untouched", "id", "n", "k", "v", "x")
+}
+
+// A column that comes between two queries of one look at the catalogue would seem
+// to be one that the publication leaves out, and at the next look as if the
+// publication had just taken it in, so that older rows lacked it: the look is made
+// again instead.
+func TestPgsourceLooksAgainAtATableThatChanges(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, `CREATE TABLE moving (id bigint PRIMARY KEY, v text)`)
+	sim := startSim(t, felderasim.Options{SQL: `CREATE TABLE moving (id BIGINT NOT NULL PRIMARY KEY, v VARCHAR, x INT)`})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "public.moving"}))
+	waitHealthy(t, d)
+
+	conn, err := pg.Connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The second query of a look is the only one that reads it.
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE pg_attrdef IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	harness.Await(t, patience, "a look is between two queries", func(ctx context.Context) (any, bool) {
+		var query string
+		err := conn.QueryRow(ctx, `SELECT coalesce(string_agg(query, ''), '') FROM pg_stat_activity WHERE wait_event_type = 'Lock'`).Scan(&query)
+		return fmt.Sprint(query, err), strings.Contains(query, "atthasmissing")
+	})
+	if _, err := tx.Exec(t.Context(), `ALTER TABLE moving ADD x int`); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	harness.Await(t, patience, "the column is known as one that is published", func(context.Context) (any, bool) {
+		state, err := os.ReadFile(stateFile(pg))
+		return fmt.Sprint(string(state), err), strings.Contains(string(state), "=3fp")
+	})
+	if n := metric(t, d, "pgsource_differing_tables", nil); n != 0 {
+		t.Errorf("%v tables are said to differ", n)
+	}
+	execSQL(t, pg, `INSERT INTO moving VALUES (1, 'one', 1)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	sameRows(t, pg, sim, "moving", "id", "v", "x")
+	stopClean(t, d)
 }
 
 // A publication that leaves a table out while no pgsource runs is refused; what

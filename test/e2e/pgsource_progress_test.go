@@ -149,6 +149,36 @@ func TestPgsourceEffectivelyOnceInOpenTransaction(t *testing.T) {
 	}
 }
 
+// A transaction that brings no rows ends what is sent again after a crash: the
+// progress row names the last rows, as the state does, and a pipeline that comes
+// back with everything is not taken for one that lost something.
+func TestPgsourceReplayEndsWithoutRows(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce})
+	env = merged(env, map[string]string{"PGSOURCE_TRUNCATE": "ignore", "PGSOURCE_BATCH_ROWS": "50", "PGSOURCE_ON_DESTINATION_LOSS": "stop"})
+	d := startPgsource(t, env)
+	waitHealthy(t, d)
+	sim.HoldCompletion()
+	before := sim.Counters().Records
+	execSQL(t, pg, `INSERT INTO orders SELECT i, 'many', 1, true FROM generate_series(1, 200) i`)
+	execSQL(t, pg, `TRUNCATE items`)
+	waitSim(t, sim, "the rows are accepted", func(v felderasim.View) bool { return v.Counters().Records >= before+200 })
+	d.Kill()
+	sim.ReleaseCompletion()
+	sim.Crash(core.KeepNothing) // so that the claim finds none of it, and all is sent again
+	d = startPgsource(t, env)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	if n := metric(t, d, "pgsource_destination_transactions_total", map[string]string{"event": "committed"}); n != 1 {
+		t.Errorf("%v transactions: the TRUNCATE was not in one with the rows", n)
+	}
+	stopClean(t, d)
+	sim.Crash(core.KeepJournal)
+	d = startPgsource(t, env)
+	waitHealthy(t, d)
+	found(t, d, "equal")
+	assertEqualTables(t, pg, sim)
+}
+
 // A pipeline that came back with everything is no loss, one that came back
 // empty is, whether the daemon runs meanwhile or not.
 func TestPgsourceTellsALossFromARestart(t *testing.T) {

@@ -12,8 +12,10 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"holdfast/internal/decode"
 	"holdfast/test/felderasim"
@@ -652,6 +654,54 @@ func TestPgsourceBeginsInTheProcessAfter(t *testing.T) {
 			awaitConfirmed(t, pg, currentLSN(t, pg))
 			assertEqualTables(t, pg, sim)
 			takenUpAndEnded(t, d, sim)
+		})
+	}
+}
+
+// A request to commit is on its way when the pipeline's process ends, and the
+// manager may pass it on to the one that comes after: until it can do so no more,
+// pgsource opens nothing there that it could commit in the middle.
+func TestPgsourceOutlivesALateCommit(t *testing.T) {
+	const life = 14 * time.Second // longer than it takes to see that the pipeline is another process
+	for _, delivery := range []string{"at_least_once", "effectively_once"} {
+		t.Run(delivery, func(t *testing.T) {
+			t.Parallel()
+			pg, sim, env := effectively(t, felderasim.Options{})
+			target, err := url.Parse(sim.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var mu sync.Mutex
+			var given, next time.Time // when the commit was given up, and the first change after it
+			pass := httputil.NewSingleHostReverseProxy(target)
+			between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				lost := given.IsZero() && strings.HasSuffix(r.URL.Path, "/commit_transaction")
+				switch {
+				case lost:
+					given = time.Now()
+				case !given.IsZero() && next.IsZero() && r.Method == http.MethodPost && (strings.Contains(r.URL.Path, "/ingress/") || strings.HasSuffix(r.URL.Path, "_transaction")):
+					next = time.Now()
+				}
+				mu.Unlock()
+				if lost {
+					sim.Kill()
+					sim.Restart(core.KeepNothing)
+					panic(http.ErrAbortHandler) // without an answer
+				}
+				pass.ServeHTTP(w, r)
+			}))
+			t.Cleanup(between.Close)
+			d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery, "FELDERA_URL": between.URL, "FELDERA_REQUEST_LIFETIME": life.String()}))
+			waitHealthy(t, d)
+			pairs(t, pg, 1, 100)
+			awaitConfirmed(t, pg, currentLSN(t, pg))
+			assertEqualTables(t, pg, sim)
+			mu.Lock()
+			defer mu.Unlock()
+			if after := next.Sub(given); given.IsZero() || after < life {
+				t.Errorf("the pipeline got the next change %v behind a commit without an answer", after)
+			}
 		})
 	}
 }

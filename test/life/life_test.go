@@ -67,7 +67,9 @@ func (s *subject) start(t *testing.T, changes map[string]string) *harness.Daemon
 	return harness.NeedDaemon(t, "./cmd/"+s.name, harness.BuildOptions{}, harness.DaemonOptions{Env: env, ListenVar: strings.ToUpper(s.name) + "_LISTEN"})
 }
 
-func subjects(t *testing.T) []*subject {
+// pipeline gives a subject a pipeline of its own: what a second signal leaves open
+// in it is no concern of the next one.
+func pipeline(t *testing.T) *felderasim.Sim {
 	t.Helper()
 	sim, err := felderasim.New(felderasim.Options{SQL: program, Pipeline: "p", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -81,6 +83,11 @@ func subjects(t *testing.T) []*subject {
 			t.Error(err)
 		}
 	})
+	return sim
+}
+
+func subjects(t *testing.T) []*subject {
+	t.Helper()
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
 	if err := pg.Exec(t.Context(), "CREATE TABLE orders (id bigint PRIMARY KEY, customer text)"); err != nil {
 		t.Fatal(err)
@@ -91,7 +98,7 @@ func subjects(t *testing.T) []*subject {
 	}
 	return []*subject{
 		{
-			name: "pgsource", sim: sim, drain: "PGSOURCE_SHUTDOWN_TIMEOUT",
+			name: "pgsource", sim: pipeline(t), drain: "PGSOURCE_SHUTDOWN_TIMEOUT",
 			env: map[string]string{
 				"PGSOURCE_DSN": pg.DSN(), "PGSOURCE_TABLES": "public.orders", "PGSOURCE_CREATE": "true",
 				"PGSOURCE_STATE": "file:" + filepath.Join(t.TempDir(), "state.json"), "PGSOURCE_SPILL_DIR": t.TempDir(),
@@ -104,7 +111,7 @@ func subjects(t *testing.T) []*subject {
 			},
 		},
 		{
-			name: "kafkasink", sim: sim, drain: "KAFKASINK_DRAIN_TIMEOUT",
+			name: "kafkasink", sim: pipeline(t), drain: "KAFKASINK_DRAIN_TIMEOUT",
 			env: map[string]string{
 				"KAFKASINK_BROKERS": strings.Join(kafka.Seeds, ","), "KAFKASINK_TOPICS": "payments=payments:json", "KAFKASINK_GROUP": "life",
 			},
