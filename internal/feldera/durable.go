@@ -47,7 +47,7 @@ type Durability struct {
 
 	mu sync.Mutex
 	// waiting are the rows for which no request was made yet. Their number is
-	// bounded by what the callers keep unacknowledged.
+	// bounded by the callers, which stop sending.
 	waiting []waiter
 }
 

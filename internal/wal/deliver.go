@@ -89,9 +89,14 @@ type deliverer struct {
 
 	mu       sync.Mutex
 	inFlight []*batch // in the order in which they were sent
-	// undurable counts the batches that are completed and wait for a
-	// checkpoint. They take no memory but this and their units in the ledger.
-	undurable int
+	// undurable counts the batches that are completed and wait for a checkpoint,
+	// and their transactions: each takes some memory, in its batch and in the
+	// ledger, for as long as checkpoints fail. since is when one was proven last,
+	// or when the first began to wait.
+	undurable struct {
+		batches, transactions int
+		since                 time.Time
+	}
 	// copying are the requests of copied rows that wait for evidence; they stay
 	// when no more of it comes (lost). copyFailed is one that ended without an
 	// outcome. apart: the rows on their way go alone.
@@ -147,6 +152,9 @@ type tableToken struct {
 	out   *output
 	token feldera.Token
 }
+
+// transactions is at most how many of the source's it has.
+func (b *batch) transactions() int { return int(b.last-b.first) + 1 }
 
 // keep notes the token of a request; out is nil where it stands for itself.
 func (b *batch) keep(out *output, token feldera.Token) {
@@ -274,12 +282,33 @@ func (d *deliverer) collect(work, finish context.Context) ([]*transaction, error
 	}
 }
 
-// waitForRoom waits until fewer than InFlight batches wait for completion; where
-// something fails again and again, until nothing does.
+// What may wait for a checkpoint at once: batches for each one that may be in
+// flight, and transactions. A few tens of megabytes; checkpoints are seconds
+// apart where they succeed.
+const (
+	maxUndurableBatches      = 512
+	maxUndurableTransactions = 1 << 20
+)
+
+// full tells whether so much waits for evidence that nothing more is to be sent:
+// for completion, or for a checkpoint. What is received meanwhile is buffered and
+// spilled within its limits.
+func (d *deliverer) full() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.inFlight) >= d.cfg.InFlight || d.behindCheckpoints()
+}
+
+func (d *deliverer) behindCheckpoints() bool {
+	return d.undurable.batches >= maxUndurableBatches*d.cfg.InFlight || d.undurable.transactions >= maxUndurableTransactions
+}
+
+// waitForRoom waits until nothing is full; where something fails again and
+// again, until nothing waits for completion.
 func (d *deliverer) waitForRoom(work context.Context) bool {
 	turn := time.NewTicker(idleTurn)
 	defer turn.Stop()
-	for d.unfinished() >= d.cfg.InFlight || d.mustStandAlone() {
+	for d.full() || d.mustStandAlone() {
 		select {
 		case <-d.finished:
 		case <-turn.C:
@@ -300,7 +329,16 @@ func (d *deliverer) lookAround() {
 	if n > 0 {
 		oldest = *d.inFlight[0]
 	}
+	behind, undurable := d.behindCheckpoints(), d.undurable
 	d.mu.Unlock()
+	if behind {
+		d.cfg.Report(Status{
+			Check: CheckDestination, Message: fmt.Sprintf("%d batches (%d transactions) are completed and in no checkpoint, and none has been proven to be since %s: nothing more is sent before one is",
+				undurable.batches, undurable.transactions, undurable.since.UTC().Format(time.RFC3339)),
+			Hint: "look in the pipeline's log for why it makes no checkpoints (storage, permissions, an open transaction); the LSN does not move meanwhile",
+		})
+		return
+	}
 	if n == 0 || time.Since(oldest.accepted) < completionPatience {
 		return
 	}
@@ -358,7 +396,7 @@ func (d *deliverer) unproven() int {
 	if d.lost {
 		return 0
 	}
-	return len(d.inFlight) + d.undurable + len(d.copying)
+	return len(d.inFlight) + d.undurable.batches + len(d.copying)
 }
 
 // copiesProven tells whether no copied rows can be under way: none wait for
@@ -666,7 +704,11 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 		}
 		d.cfg.Metrics.inFlight.Set(float64(len(d.inFlight)))
 		if d.durability != nil {
-			d.undurable++
+			if d.undurable.batches == 0 {
+				d.undurable.since = time.Now()
+			}
+			d.undurable.batches++
+			d.undurable.transactions += b.transactions()
 		}
 	}
 	d.mu.Unlock()
@@ -700,7 +742,8 @@ func (d *deliverer) evidence(b *batch, e feldera.Evidence) {
 // lose ends the attempt: nothing more can be proven in it.
 func (d *deliverer) lose(err error) {
 	d.mu.Lock()
-	d.inFlight, d.undurable, d.lost = nil, 0, true
+	d.inFlight, d.lost = nil, true
+	d.undurable.batches, d.undurable.transactions = 0, 0
 	d.mu.Unlock()
 	d.a.fail(err)
 	d.finished.set()
@@ -714,7 +757,9 @@ func (d *deliverer) durable(b *batch, e feldera.Evidence) {
 		return
 	}
 	d.mu.Lock()
-	d.undurable--
+	d.undurable.batches--
+	d.undurable.transactions -= b.transactions()
+	d.undurable.since = time.Now()
 	d.mu.Unlock()
 	d.a.evidence(b.first, b.last, ack.Durable)
 	d.finished.set()

@@ -39,6 +39,30 @@ func TestPgsourceDurable(t *testing.T) {
 	assertEqualTables(t, pg, sim)
 }
 
+// While no checkpoint succeeds, what is completed waits, and takes memory. There
+// is an end to it: then nothing more is sent, and it is said why.
+func TestPgsourceWaitsForCheckpoints(t *testing.T) {
+	t.Parallel()
+	const most = 512 // for each batch that may be in flight
+	pg, sim := startPostgres(t, nil), startSim(t, enterprise())
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_ACK_ON": "durable", "FELDERA_CHECKPOINT_INTERVAL": "200ms", "PGSOURCE_IN_FLIGHT": "1", "PGSOURCE_BATCH_ROWS": "1",
+	}))
+	waitHealthy(t, d)
+	sim.HoldCheckpoint()
+	execSQL(t, pg, `DO $$ BEGIN FOR i IN 1..800 LOOP INSERT INTO orders VALUES (i, 'one of many', 1, true); COMMIT; END LOOP; END $$`)
+	health(t, d, "it waits for a checkpoint", func(_ int, body string) bool {
+		return strings.Contains(body, "are completed and in no checkpoint") && strings.Contains(body, "storage, permissions")
+	})
+	if n := sim.Count("orders"); n < most || n > most+2 {
+		t.Errorf("%d rows are there, and %d may wait", n, most)
+	}
+	sim.ReleaseCheckpoint()
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertEqualTables(t, pg, sim)
+	waitHealthy(t, d)
+}
+
 // A pipeline without checkpoints is refused at start, with the reason.
 func TestDurableIsRefusedWithoutCheckpoints(t *testing.T) {
 	t.Parallel()

@@ -76,7 +76,7 @@ func spillFiles(t *testing.T, dir string) []string {
 func TestPgsourceLargeTransactionInLittleMemory(t *testing.T) {
 	t.Parallel()
 	t.Run("many bytes", func(t *testing.T) { largeInLittle(t, 100_000, 1900, "32MiB") })
-	t.Run("many rows", func(t *testing.T) { largeInLittle(t, 150_000, 1, "32MiB") })
+	t.Run("many rows", func(t *testing.T) { largeInLittle(t, 500_000, 1, "64MiB") })
 }
 
 // largeInLittle carries one transaction with rows for each of two tables, those
