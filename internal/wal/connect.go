@@ -476,7 +476,7 @@ func boundedFrontend(r io.Reader, w io.Writer) *pgproto3.Frontend {
 }
 
 // startStream connects and starts replication at start, if the server is the
-// one that prepare has found: see identity.
+// one that prepare has found, and has what is before start: see sameServer.
 func (s *Source) startStream(ctx context.Context, r *ready, start uint64) (*stream, error) {
 	conn, err := s.connectReplication(ctx, r.senderTimeout)
 	if err != nil {
@@ -484,7 +484,7 @@ func (s *Source) startStream(ctx context.Context, r *ready, start uint64) (*stre
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	if err := r.sameServer(ctx, conn); err != nil {
+	if err := r.sameServer(ctx, conn, start); err != nil {
 		_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it
 		return nil, err
 	}

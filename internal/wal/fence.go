@@ -22,6 +22,15 @@ type identity struct {
 	database string
 }
 
+// answering is what a server says of itself when it is asked who it is.
+type answering struct {
+	identity
+	// end is where the WAL ends that it has on its disk. A standby gives 0: it
+	// may rightly be behind what another server of its timeline has sent, and
+	// what it did replay before it was restarted.
+	end LSN
+}
+
 // errOtherServer ends an attempt: the server that answers is another one than
 // that which the attempt began with, most likely a promoted standby. Positions
 // that were received may not exist there, so the ledger is dropped, and reading
@@ -29,25 +38,76 @@ type identity struct {
 var errOtherServer = errors.New("another server answers")
 
 // identify asks a replication connection who it is connected to.
-func identify(ctx context.Context, conn *pgconn.PgConn) (identity, error) {
+//
+// Whether it is a standby is asked first: one that is promoted in between gives
+// its position as a standby, and would then be taken for a primary that is too
+// short.
+func identify(ctx context.Context, conn *pgconn.PgConn) (answering, error) {
+	standby, err := inRecovery(ctx, conn)
+	if err != nil {
+		return answering{}, err
+	}
 	sys, err := pglogrepl.IdentifySystem(ctx, conn)
 	if err != nil {
-		return identity{}, classify("identify the server", err)
+		return answering{}, classify("identify the server", err)
 	}
 	if sys.SystemID == "" || sys.Timeline <= 0 {
-		return identity{}, fmt.Errorf("identify the server: it says system %q, timeline %d", sys.SystemID, sys.Timeline)
+		return answering{}, fmt.Errorf("identify the server: it says system %q, timeline %d", sys.SystemID, sys.Timeline)
 	}
-	return identity{system: sys.SystemID, timeline: uint32(sys.Timeline), database: sys.DBName}, nil
+	now := answering{identity: identity{system: sys.SystemID, timeline: uint32(sys.Timeline), database: sys.DBName}}
+	if !standby {
+		now.end = LSN(sys.XLogPos)
+	}
+	return now, nil
+}
+
+// inRecovery asks a replication connection whether the server is a standby.
+func inRecovery(ctx context.Context, conn *pgconn.PgConn) (bool, error) {
+	const operation = "ask whether the server is a standby"
+	results, err := conn.Exec(ctx, `SELECT pg_is_in_recovery()`).ReadAll()
+	if err != nil {
+		return false, classify(operation, err)
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 1 {
+		return false, fmt.Errorf("%s: it gives no row of one column", operation)
+	}
+	return string(results[0].Rows[0][0]) == "t", nil
 }
 
 // sameServer asks the very connection that is to stream whether it goes to the
-// server that prepare has found: behind a proxy or a list of hosts it may not.
-func (r *ready) sameServer(ctx context.Context, conn *pgconn.PgConn) error {
+// server that prepare has found, behind a proxy or a list of hosts it may not,
+// and whether that still has what it has sent up to from.
+func (r *ready) sameServer(ctx context.Context, conn *pgconn.PgConn, from uint64) error {
 	now, err := identify(ctx, conn)
 	if err != nil {
 		return err
 	}
-	return r.same(now)
+	if err := r.same(now.identity); err != nil {
+		return err
+	}
+	return now.reaches(LSN(from))
+}
+
+// reaches refuses a server whose WAL ends below a position that it has sent
+// before: on one timeline a primary comes to that only by being put back to an
+// earlier state. Its commits until it has written that much again would be
+// passed over, since they end below what the server is told.
+//
+// A crash is no such thing. A position is sent, in a keepalive too, when the
+// WAL up to it is on the server's disk, and recovery ends at the last of that,
+// or where the rest of a record is missing, and then writes a checkpoint behind
+// it before anybody is let in.
+func (now answering) reaches(lsn LSN) error {
+	if now.end == 0 || now.end >= lsn {
+		return nil
+	}
+	return &decode.Refusal{
+		Reason: decode.ReasonGap, What: "server", Where: "timeline " + strconv.FormatUint(uint64(now.timeline), 10),
+		Why: fmt.Sprintf("its WAL ends at %s, and it has sent everything up to %s (%d bytes more) on this timeline before: it was put back to an earlier state, from a disk snapshot or a backup. What it commits now gets positions that pgsource has passed already",
+			now.end, lsn, lsn-now.end),
+		Expected: "a server that has everything up to the position at which reading goes on",
+		Do:       "if another server has it, put that one into PGSOURCE_DSN; else see that the slot is there, then " + wayBack,
+	}
 }
 
 // same compares the server that answers with the one that prepare has found.
@@ -61,7 +121,7 @@ func (r *ready) same(now identity) error {
 
 // witness is who is asked for a server's identity.
 type witness struct {
-	identify func(ctx context.Context) (identity, error)
+	identify func(ctx context.Context) (answering, error)
 	// history gives the file of a timeline's history.
 	history func(ctx context.Context, timeline uint32) ([]byte, error)
 	close   func()
@@ -76,7 +136,7 @@ func (s *Source) witness(ctx context.Context) (*witness, error) {
 			return nil, err
 		}
 		return &witness{
-			identify: func(ctx context.Context) (identity, error) { return identifySQL(ctx, conn) },
+			identify: func(ctx context.Context) (answering, error) { return identifySQL(ctx, conn) },
 			history:  func(ctx context.Context, timeline uint32) ([]byte, error) { return historySQL(ctx, conn, timeline) },
 			close:    func() { _ = conn.Close(context.WithoutCancel(ctx)) },
 		}, nil
@@ -86,7 +146,7 @@ func (s *Source) witness(ctx context.Context) (*witness, error) {
 		return nil, err
 	}
 	return &witness{
-		identify: func(ctx context.Context) (identity, error) { return identify(ctx, conn) },
+		identify: func(ctx context.Context) (answering, error) { return identify(ctx, conn) },
 		history: func(ctx context.Context, timeline uint32) ([]byte, error) {
 			history, err := pglogrepl.TimelineHistory(ctx, conn, int32(timeline)) //nolint:gosec // came as an int32
 			if err != nil {
@@ -98,33 +158,42 @@ func (s *Source) witness(ctx context.Context) (*witness, error) {
 	}, nil
 }
 
-// identitySQL asks for an identity in four columns of text: system, timeline in
-// hex (of the WAL that is being written; the control file's can be old for
-// minutes after a promotion), database, and whether the server is a standby,
-// which has no such timeline.
+// identitySQL asks for what a server says of itself in five columns of text:
+// system, timeline in hex (of the WAL that is being written; the control file's
+// can be old for minutes after a promotion), database, whether the server is a
+// standby, which has no such timeline, and the end of what it has of WAL on its
+// disk.
 const identitySQL = `(SELECT system_identifier FROM pg_control_system())::text,
-	(SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END), current_database()::text, pg_is_in_recovery()::text`
+	(SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END), current_database()::text, pg_is_in_recovery()::text,
+	(SELECT CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_flush_lsn() END)::text`
 
 // readIdentity reads what identitySQL gives.
-func readIdentity(system, timeline, database, standby string) (identity, error) {
+func readIdentity(system, timeline, database, standby, end string) (answering, error) {
 	if standby != "false" {
-		return identity{}, fmt.Errorf("%w: it is a standby, whose timeline plain SQL does not tell", errOtherServer)
+		return answering{}, fmt.Errorf("%w: it is a standby, whose timeline plain SQL does not tell", errOtherServer)
 	}
 	id, err := strconv.ParseUint(timeline, 16, 32)
 	if err != nil || id == 0 || system == "" {
-		return identity{}, fmt.Errorf("identify the server: it says system %q, timeline %q", system, timeline)
+		return answering{}, fmt.Errorf("identify the server: it says system %q, timeline %q", system, timeline)
 	}
-	return identity{system: system, timeline: uint32(id), database: database}, nil
+	lsn, err := parseLSN(end)
+	if err == nil && lsn == 0 { // which is a standby's
+		err = errors.New("it says that its WAL ends at 0/0")
+	}
+	if err != nil {
+		return answering{}, fmt.Errorf("identify the server: %w", err)
+	}
+	return answering{identity{system: system, timeline: uint32(id), database: database}, LSN(lsn)}, nil
 }
 
 // identifySQL asks a plain connection who it is connected to.
-func identifySQL(ctx context.Context, conn *pgx.Conn) (identity, error) {
-	var system, timeline, database, standby string
-	err := conn.QueryRow(ctx, "SELECT "+identitySQL).Scan(&system, &timeline, &database, &standby)
+func identifySQL(ctx context.Context, conn *pgx.Conn) (answering, error) {
+	var system, timeline, database, standby, end string
+	err := conn.QueryRow(ctx, "SELECT "+identitySQL).Scan(&system, &timeline, &database, &standby, &end)
 	if err != nil {
-		return identity{}, classify("identify the server", err)
+		return answering{}, classify("identify the server", err)
 	}
-	return readIdentity(system, timeline, database, standby)
+	return readIdentity(system, timeline, database, standby, end)
 }
 
 // historySQL reads a timeline's history as a file, which needs more rights than
@@ -158,14 +227,20 @@ func (s *Source) fence(ctx context.Context, st *State, r *ready) error {
 	defer server.close()
 	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	if r.identity, err = server.identify(qctx); err != nil {
+	now, err := server.identify(qctx)
+	if err != nil {
 		return err
 	}
+	r.identity = now.identity
 	if st == nil {
 		return nil
 	}
-	if err := st.sameCluster(r.identity, s.cfg.State.Where()); err != nil || st.Timeline == r.identity.timeline {
+	if err := st.sameCluster(r.identity, s.cfg.State.Where()); err != nil {
 		return err
+	}
+	if st.Timeline == r.identity.timeline {
+		// told is above the bookmark where no state is kept.
+		return now.reaches(max(st.Acknowledged, LSN(s.told.Load())))
 	}
 	r.switchPoint, err = server.promoted(qctx, st, r.identity.timeline)
 	return err

@@ -1,6 +1,34 @@
 package wal
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"holdfast/internal/decode"
+)
+
+// A primary has what it has sent on its timeline; one that has less was put
+// back. A standby may rightly be behind.
+func TestServerReaches(t *testing.T) {
+	for _, c := range []struct {
+		end, sent LSN
+		want      bool
+	}{{100, 0, true}, {100, 99, true}, {100, 100, true}, {100, 101, false}, {0, 101, true}} {
+		err := answering{identity{"1", 7, "d"}, c.end}.reaches(c.sent)
+		if (err == nil) != c.want {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if err == nil {
+			continue
+		}
+		refused := refusal(t, err)
+		for _, part := range []string{"ends at 0/64", "up to 0/65 (1 bytes more)", "earlier state"} {
+			if refused.Reason != decode.ReasonGap || refused.Where != "timeline 7" || !strings.Contains(refused.Why, part) {
+				t.Errorf("%+v lacks %q", refused, part)
+			}
+		}
+	}
+}
 
 // What ended behind the point where its timeline did is not on the next one:
 // it is neither waited for, nor passed over when something else ends there.

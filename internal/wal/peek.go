@@ -62,6 +62,8 @@ type peekSession struct {
 	r     *ready
 	pg    *pgconn.PgConn
 	stall time.Duration
+	// received is how far the server has given its changes before.
+	received func() uint64
 	// pid is the server process of the transaction that is open; 0 before it is
 	// known.
 	pid int32
@@ -73,7 +75,8 @@ type peekSession struct {
 }
 
 // openPeek connects; it asks nothing yet.
-func (s *Source) openPeek(ctx context.Context, r *ready) (*peekSession, error) {
+func (a *attempt) openPeek(ctx context.Context) (*peekSession, error) {
+	s := a.s
 	cfg, err := s.connectionConfig()
 	if err != nil {
 		return nil, err
@@ -87,7 +90,7 @@ func (s *Source) openPeek(ctx context.Context, r *ready) (*peekSession, error) {
 		return nil, s.excuse(connectFailure("connect to Postgres", cfg, err))
 	}
 	return &peekSession{
-		wire: wire{conn: conn.Conn(), frontend: conn.Frontend()}, s: s, r: r, pg: conn, stall: s.cfg.StallTimeout,
+		wire: wire{conn: conn.Conn(), frontend: conn.Frontend()}, s: s, r: a.ready, pg: conn, stall: s.cfg.StallTimeout, received: a.received,
 	}, nil
 }
 
@@ -188,10 +191,8 @@ func (p *peekSession) alive(ctx context.Context) error {
 
 // peekFacts is what a transaction finds before it calls anything.
 type peekFacts struct {
-	identity identity
-	// flush is the end of what the server has of WAL on its disk: what a call
-	// that begins later decodes to at least.
-	flush uint64
+	// answering: what a call that begins later decodes to at least is its end.
+	answering
 	clock time.Time
 	// confirmed is where the slot stands.
 	confirmed uint64
@@ -204,7 +205,7 @@ func (p *peekSession) beginSQL(readOnly bool) string {
 		begin += " READ ONLY"
 	}
 	return begin + "; " + pinSQL + `;
-		SELECT 'facts', pg_backend_pid()::text, ` + identitySQL + `, (SELECT CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_flush_lsn() END)::text,
+		SELECT 'facts', pg_backend_pid()::text, ` + identitySQL + `,
 		       (extract(epoch FROM clock_timestamp()) * 1000000)::int8::text, ` + p.confirmedSQL()
 }
 
@@ -214,9 +215,11 @@ func (p *peekSession) confirmedSQL() string {
 }
 
 // begin opens a transaction and finds out where it is: on the server that
-// prepare has found, with the slot where we left it.
+// prepare has found, which still has what it has given, with the slot where we
+// left it.
 func (p *peekSession) begin(ctx context.Context, readOnly bool) (*peekFacts, error) {
 	var f *peekFacts
+	received := p.received()
 	p.pid = 0
 	err := p.run(ctx, p.beginSQL(readOnly), func(values [][]byte) (err error) {
 		if string(values[0]) == "facts" { // else what was set
@@ -231,6 +234,9 @@ func (p *peekSession) begin(ctx context.Context, readOnly bool) (*peekFacts, err
 		return nil, errors.New("look at the server before a peek: it gave no row")
 	}
 	if err := p.r.same(f.identity); err != nil {
+		return nil, err
+	}
+	if err := f.reaches(LSN(received)); err != nil {
 		return nil, err
 	}
 	return f, p.s.notMoved(f.confirmed)
@@ -248,7 +254,7 @@ func (p *peekSession) readFacts(values [][]byte) (*peekFacts, error) {
 	}
 	p.pid = int32(pid)
 	var f peekFacts
-	if f.identity, err = readIdentity(text(1), text(2), text(3), text(4)); err != nil {
+	if f.answering, err = readIdentity(text(1), text(2), text(3), text(4), text(5)); err != nil {
 		return nil, err
 	}
 	clock, err := strconv.ParseInt(text(6), 10, 64)
@@ -259,9 +265,7 @@ func (p *peekSession) readFacts(values [][]byte) (*peekFacts, error) {
 	if values[7] == nil {
 		return nil, p.s.slotDropped()
 	}
-	if f.flush, err = parseLSN(text(5)); err == nil {
-		f.confirmed, err = parseLSN(text(7))
-	}
+	f.confirmed, err = parseLSN(text(7))
 	return &f, err
 }
 
@@ -482,7 +486,7 @@ func (k *peeker) turn(work context.Context, p *peekSession) error {
 		return err
 	}
 	k.a.heard(f)
-	if f.flush == k.complete && time.Since(k.asked) < peekAnyway {
+	if uint64(f.end) == k.complete && time.Since(k.asked) < peekAnyway {
 		k.idle()
 		return p.commit(work)
 	}
@@ -537,7 +541,7 @@ func (k *peeker) ask(work context.Context, p *peekSession, f *peekFacts) error {
 		k.messages += t.messages
 	}
 	if err != nil {
-		if k.narrower(p.code, f.flush) {
+		if k.narrower(p.code, uint64(f.end)) {
 			err = fmt.Errorf("%v; the server gives nothing of an answer in which it fails, so it is asked for less from here on: %d messages", err, k.more) //nolint:errorlint // what it means is not known yet
 		}
 		return err
@@ -554,10 +558,10 @@ func (k *peeker) ask(work context.Context, p *peekSession, f *peekFacts) error {
 	switch {
 	case n < limit:
 		// The server has come to the end of its WAL as it was when the call
-		// began, or behind it: everything that was committed before f.flush is
+		// began, or behind it: everything that was committed before f.end is
 		// in the answer.
-		k.complete, k.more, k.narrow, k.short = f.flush, peekChanges, 0, 0
-		k.a.idleAt(f.flush)
+		k.complete, k.more, k.narrow, k.short = uint64(f.end), peekChanges, 0, 0
+		k.a.idleAt(uint64(f.end))
 	case k.narrow > k.a.received():
 		k.short = max(0, n-k.messages)
 	case len(answer.received) == 0:
@@ -615,7 +619,7 @@ func (a *attempt) heard(f *peekFacts) {
 	a.s.cfg.Metrics.slot.lag.heard(f.clock)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.walEnd = max(a.walEnd, f.flush)
+	a.walEnd = max(a.walEnd, uint64(f.end))
 	a.setPositions()
 }
 
@@ -658,7 +662,7 @@ func (a *attempt) peekConnection(work, hard context.Context) error {
 	if err := a.s.look(work, a.verify); err != nil {
 		return err
 	}
-	p, err := a.s.openPeek(work, a.ready)
+	p, err := a.openPeek(work)
 	if err != nil {
 		return err
 	}
@@ -685,7 +689,7 @@ func (a *attempt) peekConnection(work, hard context.Context) error {
 func (a *attempt) lastAdvance(hard context.Context) error {
 	deadline := time.Now().Add(lastAdvanceTimeout)
 	for {
-		p, err := a.s.openPeek(hard, a.ready)
+		p, err := a.openPeek(hard)
 		if err != nil {
 			return err
 		}

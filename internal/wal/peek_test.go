@@ -314,7 +314,7 @@ func TestAnswerBoundsDescriptions(t *testing.T) {
 func TestPeekRefusesRowsWithoutValues(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()
-	p := &peekSession{wire: wire{conn: client, frontend: boundedFrontend(client, client)}, s: testSource(t, noStore{}), stall: time.Minute}
+	p := &peekSession{wire: wire{conn: client, frontend: boundedFrontend(client, client)}, s: testSource(t, noStore{}), stall: time.Minute, received: func() uint64 { return 0 }}
 	var said sync.WaitGroup
 	said.Go(func() {
 		defer server.Close()
@@ -453,13 +453,21 @@ func TestLimitsByTheirWords(t *testing.T) {
 }
 
 func TestReadIdentity(t *testing.T) {
-	id, err := readIdentity("76543", "0000001F", "shop", "false")
-	if want := (identity{"76543", 31, "shop"}); err != nil || id != want {
-		t.Errorf("%v %v", id, err)
+	now, err := readIdentity("76543", "0000001F", "shop", "false", "16/B374D848")
+	if want := (answering{identity{"76543", 31, "shop"}, 0x16_B374D848}); err != nil || now != want {
+		t.Errorf("%v %v", now, err)
 	}
-	for _, wrong := range [][4]string{{"", "00000001", "d", "false"}, {"1", "", "d", "false"}, {"1", "00000000", "d", "false"}, {"1", "xyz", "d", "false"}, {"1", "00000001", "d", "true"}} {
-		if id, err := readIdentity(wrong[0], wrong[1], wrong[2], wrong[3]); err == nil {
-			t.Errorf("%q is %v", wrong, id)
+	for _, wrong := range [][5]string{
+		{"", "00000001", "d", "false", "0/1"},
+		{"1", "", "d", "false", "0/1"},
+		{"1", "00000000", "d", "false", "0/1"},
+		{"1", "xyz", "d", "false", "0/1"},
+		{"1", "00000001", "d", "true", "0/1"},
+		{"1", "00000001", "d", "false", ""},
+		{"1", "00000001", "d", "false", "0/0"},
+	} {
+		if now, err := readIdentity(wrong[0], wrong[1], wrong[2], wrong[3], wrong[4]); err == nil {
+			t.Errorf("%q is %v", wrong, now)
 		}
 	}
 }

@@ -346,6 +346,34 @@ func (pg *Postgres) Stop(mode StopMode) error {
 	return proc.stop(syscall.Signal(mode))
 }
 
+// Snapshot copies the files of a cluster that is stopped, as a snapshot of its
+// disk does.
+func (pg *Postgres) Snapshot(ctx context.Context) error {
+	if pg.proc != nil {
+		return errors.New("copy a cluster: it runs")
+	}
+	ctx, cancel := withDefaultTimeout(ctx, 60*time.Second)
+	defer cancel()
+	return copyTree(ctx, pg.data(), pg.snapshot(), pg.user)
+}
+
+// PutBack makes the files of a cluster that is stopped what [Postgres.Snapshot]
+// has copied.
+func (pg *Postgres) PutBack() error {
+	if pg.proc != nil {
+		return errors.New("put a cluster back: it runs")
+	}
+	if err := os.RemoveAll(pg.data()); err != nil {
+		return fmt.Errorf("put a cluster back: %w", err)
+	}
+	if err := os.Rename(pg.snapshot(), pg.data()); err != nil {
+		return fmt.Errorf("put a cluster back: %w", err)
+	}
+	return nil
+}
+
+func (pg *Postgres) snapshot() string { return filepath.Join(pg.dir, "snapshot") }
+
 // Restart is Stop and Start.
 func (pg *Postgres) Restart(ctx context.Context, mode StopMode) error {
 	return errors.Join(pg.Stop(mode), pg.Start(ctx))
