@@ -308,6 +308,7 @@ func preflights(ctx context.Context, call ops.Call) ([]ops.NamedCheck, error) {
 		saying("publication", source.CheckPublication),
 		saying("slot", source.CheckSlotState),
 		saying("state", source.CheckStateStore),
+		saying("snapshot", source.CheckCopies),
 		saying("delivery", source.CheckDelivery),
 		check("spill", "it has a place, or none was asked for", func(context.Context) error { return source.CheckSpillDir() }),
 	}, nil

@@ -384,9 +384,58 @@ func (s *Source) plannedTables(was *snapshotState) (next *snapshotState, wanted 
 	return next, wanted
 }
 
-// checkCopies refuses, before anything streams, a copy that cannot be made.
-// empty are tables that had no row when the slot was made: there is nothing to
-// copy.
+// checkBeforeMaking refuses a copy that cannot be made before publication and
+// slot are: they would be left behind, and from then on the slot keeps WAL, and
+// Postgres refuses updates of published tables that have no identity.
+//
+// A table that is empty here and has rows when the slot is made is refused after
+// that all the same.
+func (s *Source) checkBeforeMaking(ctx context.Context, conn *pgx.Conn, st *State, r *ready) error {
+	if !s.cfg.Create {
+		return nil
+	}
+	var publication, slot bool
+	err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1), EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $2)`,
+		s.cfg.Publication, s.cfg.Slot).Scan(&publication, &slot)
+	if err != nil {
+		return classify("look up publication and slot", err)
+	}
+	if publication {
+		return nil // nothing is made beside it
+	}
+	_, err = s.checkPlanned(ctx, conn, st, r, !slot)
+	return err
+}
+
+// checkPlanned refuses what cannot be copied of what planCopies would plan, and
+// says how much that is. makes says that the slot is yet to be made.
+func (s *Source) checkPlanned(ctx context.Context, conn *pgx.Conn, st *State, r *ready, makes bool) (string, error) {
+	was := begunWith(makes)
+	if st != nil {
+		was = st.Snapshot
+	}
+	next, wanted := s.plannedTables(was)
+	ahead := *r
+	ahead.slotMade = makes
+	empty, err := s.checkCopies(ctx, conn, &ahead, next, wanted)
+	if err != nil {
+		return "", err
+	}
+	n := len(next.Jobs)
+	for _, t := range wanted {
+		if !empty[tableName{t.Schema, t.Name}] {
+			n++
+		}
+	}
+	if n == 0 {
+		return "the next start has no rows to copy", nil
+	}
+	return fmt.Sprintf("tables whose rows are yet to be copied, and can be: %d", n), nil
+}
+
+// checkCopies refuses, before anything streams, copies that cannot be made, all
+// of them at once. empty are tables that had no row when the slot was made: there
+// is nothing to copy.
 func (s *Source) checkCopies(ctx context.Context, conn *pgx.Conn, r *ready, st *snapshotState, wanted []Table) (empty map[tableName]bool, err error) {
 	tables := slices.Clone(wanted)
 	// A table that has lost its key since: its resync is refused where it goes on,
@@ -404,25 +453,28 @@ func (s *Source) checkCopies(ctx context.Context, conn *pgx.Conn, r *ready, st *
 			return nil, classify("ask whether the server is a standby", err)
 		}
 	}
+	var findings []error
 	for _, t := range tables {
 		name := tableName{t.Schema, t.Name}
-		if err := checkReadable(ctx, conn, name); err != nil {
+		err := checkReadable(ctx, conn, name)
+		if err == nil && r.slotMade {
+			empty[name], err = isEmpty(ctx, conn, name, r.trees[name] != nil)
+		}
+		if err == nil && !empty[name] {
+			err = s.checkCopy(ctx, conn, r, name, standby)
+		}
+		if _, refused := errors.AsType[*decode.Refusal](err); err != nil && !refused {
 			return nil, err
 		}
-		if r.slotMade {
-			if empty[name], err = isEmpty(ctx, conn, name, r.trees[name] != nil); err != nil {
-				return nil, err
-			}
-			if empty[name] {
-				continue
-			}
-		}
-		if err := s.checkCopy(ctx, conn, r, name, standby); err != nil {
-			return nil, err
+		if err != nil && len(findings) < maxCopyFindings {
+			findings = append(findings, err)
 		}
 	}
-	return empty, nil
+	return empty, errors.Join(findings...)
 }
+
+// maxCopyFindings bounds how many tables a refusal names.
+const maxCopyFindings = 20
 
 // checkReadable refuses a table of which the role may not read every row. Rights
 // on all columns are not enough: the table has to be locked.

@@ -175,6 +175,9 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 	if err := s.checkTables(qctx, conn, r); err != nil {
 		return s.leftOutBefore(qctx, conn, r, err, true)
 	}
+	if err := s.checkBeforeMaking(qctx, conn, st, r); err != nil {
+		return err
+	}
 	if err := s.ensurePublication(qctx, conn); err != nil {
 		return s.leftOutBefore(qctx, conn, r, err, false)
 	}
@@ -651,6 +654,35 @@ func (s *Source) CheckTables(ctx context.Context) error {
 func (s *Source) CheckDestination(ctx context.Context) error {
 	_, err := s.describeDestination(ctx, &ready{})
 	return err
+}
+
+// CheckCopies is a preflight: the existing rows that the next start would copy
+// can be copied. It changes nothing.
+func (s *Source) CheckCopies(ctx context.Context) (string, error) {
+	const later = "not looked at: the checks \"feldera\" and \"tables\" come first"
+	targets, err := s.findTargets(ctx, &ready{})
+	if err != nil {
+		return later, nil //nolint:nilerr // the check of the destination says it
+	}
+	st, err := s.cfg.State.Load(ctx)
+	if err != nil {
+		return "not looked at: the check \"state\" comes first", nil //nolint:nilerr // it says it
+	}
+	said := ""
+	err = s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		r := &ready{tables: targets}
+		if err := s.checkTables(ctx, conn, r); err != nil {
+			said = later
+			return nil //nolint:nilerr // the check of the tables says it
+		}
+		first, err := s.firstStart(ctx, conn)
+		if err != nil {
+			return err
+		}
+		said, err = s.checkPlanned(ctx, conn, st, r, first)
+		return err
+	})
+	return said, err
 }
 
 func (s *Source) withoutCreating() *Source {
