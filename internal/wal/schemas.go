@@ -90,7 +90,7 @@ func (s *Source) noticeTables(ctx context.Context, conn *pgx.Conn) error {
 	s.log.WarnContext(ctx, "tables of a schema of which all are to be carried are not in the publication", "tables", now)
 	s.cfg.Report(Status{
 		Check: CheckTables, Works: true, Message: "not carried, since the publication does not have them: " + now,
-		Hint: fmt.Sprintf("make their Feldera tables, ALTER PUBLICATION %s ADD TABLE …, and restart pgsource; of one without a replica identity Postgres then refuses every UPDATE and DELETE; rows that are in them before are copied as far as PGSOURCE_SNAPSHOT says", quoteIdentifier(s.cfg.Publication)),
+		Hint: fmt.Sprintf("make their Feldera tables, ALTER PUBLICATION %s ADD TABLE ONLY …, and restart pgsource; of one without a replica identity Postgres then refuses every UPDATE and DELETE; rows that are in them before are copied as far as PGSOURCE_SNAPSHOT says", quoteIdentifier(s.cfg.Publication)),
 	})
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -473,12 +472,17 @@ func (s *Source) ensurePublication(ctx context.Context, conn *pgx.Conn) error {
 	return errors.Join(findings...)
 }
 
+// only names a table in a statement about a publication. Without ONLY that
+// means the tables that inherit from it too, each under its own name. Partitions
+// are part of their root all the same.
+func only(name tableName) string { return "ONLY " + name.String() }
+
 // publicationStatement creates the publication. Rows of partitions arrive
 // under the name of the table that was configured.
 func (s *Source) publicationStatement() string {
 	names := make([]string, len(s.cfg.Tables))
 	for i, t := range s.cfg.Tables {
-		names[i] = quoteIdentifier(t.Schema) + "." + quoteIdentifier(t.Name)
+		names[i] = only(tableName{t.Schema, t.Name})
 	}
 	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish_via_partition_root = true)",
 		quoteIdentifier(s.cfg.Publication), strings.Join(names, ", "))
@@ -492,14 +496,15 @@ func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
 	if err != nil {
 		return []error{err}
 	}
-	missing := make([]string, len(absent))
+	missing, add := make([]string, len(absent)), make([]string, len(absent))
 	for i, t := range absent {
-		missing[i] = quoteIdentifier(t.Schema) + "." + quoteIdentifier(t.Name)
+		name := tableName{t.Schema, t.Name}
+		missing[i], add[i] = name.String(), only(name)
 	}
 	var findings []error
 	if len(missing) > 0 {
 		do, err := publishAdvice(ctx, conn, absent,
-			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(missing, ", ")))
+			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(add, ", ")))
 		if err != nil {
 			return []error{err}
 		}
@@ -511,16 +516,16 @@ func (s *Source) checkPublished(ctx context.Context, conn *pgx.Conn) []error {
 		})
 	}
 	if len(extra) > 0 {
-		names := make([]string, len(extra))
+		slices.SortFunc(extra, func(x, y tableName) int { return strings.Compare(x.String(), y.String()) })
+		names, drop := make([]string, len(extra)), make([]string, len(extra))
 		for i, name := range extra {
-			names[i] = name.String()
+			names[i], drop[i] = name.String(), only(name)
 		}
-		sort.Strings(names)
 		findings = append(findings, &decode.Refusal{
 			Reason: decode.ReasonSetup, What: "publication", Where: s.cfg.Publication,
 			Why:      "it also publishes " + strings.Join(names, ", "),
 			Expected: "only tables that PGSOURCE_TABLES maps",
-			Do:       fmt.Sprintf("add them to PGSOURCE_TABLES (where it has their schema.*: make their Feldera tables, and restart), or ALTER PUBLICATION %s DROP TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(names, ", ")),
+			Do:       fmt.Sprintf("add them to PGSOURCE_TABLES (where it has their schema.*: make their Feldera tables, and restart), or ALTER PUBLICATION %s DROP TABLE %s", quoteIdentifier(s.cfg.Publication), strings.Join(drop, ", ")),
 		})
 	}
 	return findings

@@ -192,7 +192,7 @@ func TestPgsourceSaysWhatPublishingRefuses(t *testing.T) {
 		t.Errorf("publication sql is not a comment and two statements:\n%s", got.Stdout)
 	}
 	execSQL(t, pg, `CREATE PUBLICATION holdfast FOR TABLE bag WITH (publish = 'insert', publish_via_partition_root)`)
-	one(runCheck(t, by), 65, caution, "; then ALTER PUBLICATION \"holdfast\" ADD TABLE \"public\".\"log\"; rows", "; then ALTER PUBLICATION \"holdfast\" SET (publish =")
+	one(runCheck(t, by), 65, caution, "; then ALTER PUBLICATION \"holdfast\" ADD TABLE ONLY \"public\".\"log\"; rows", "; then ALTER PUBLICATION \"holdfast\" SET (publish =")
 	execSQL(t, pg, `UPDATE log SET n = 2; DROP PUBLICATION holdfast`)
 
 	d := startPgsource(t, env)

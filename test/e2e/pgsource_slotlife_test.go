@@ -246,8 +246,8 @@ func TestPgsourceCheckFindsEverything(t *testing.T) {
 	execSQL(t, pg, `ALTER ROLE reader REPLICATION; CREATE PUBLICATION holdfast FOR TABLE items, stray WITH (publish = 'insert'); SELECT pg_drop_replication_slot('taken')`)
 	second := runCheck(t, env, "-json")
 	for _, part := range []string{
-		`"exit_code":65`, `wal_sender_timeout is 0`, `synchronous_standby_names has a *`, `ALTER PUBLICATION \"holdfast\" SET (publish`, `ADD TABLE \"public\".\"orders\"`,
-		`DROP TABLE \"public\".\"stray\"`, `pg_create_logical_replication_slot('holdfast', 'pgoutput')`,
+		`"exit_code":65`, `wal_sender_timeout is 0`, `synchronous_standby_names has a *`, `ALTER PUBLICATION \"holdfast\" SET (publish`, `ADD TABLE ONLY \"public\".\"orders\"`,
+		`DROP TABLE ONLY \"public\".\"stray\"`, `pg_create_logical_replication_slot('holdfast', 'pgoutput')`,
 	} {
 		if !strings.Contains(second.Stdout, part) {
 			t.Errorf("check -json does not say %q:\n%s", part, second.Stdout)
@@ -255,7 +255,7 @@ func TestPgsourceCheckFindsEverything(t *testing.T) {
 	}
 
 	// What it says mends it, word for word.
-	for _, statement := range regexp.MustCompile(`ALTER PUBLICATION "holdfast" (SET \(publish = '[a-z, ]+'\)|ADD TABLE [a-z"., ]+|DROP TABLE [a-z"., ]+)`).FindAllString(runCheck(t, env).Stdout, -1) {
+	for _, statement := range regexp.MustCompile(`ALTER PUBLICATION "holdfast" (SET \(publish = '[a-z, ]+'\)|ADD TABLE [ONLYa-z"., ]+|DROP TABLE [ONLYa-z"., ]+)`).FindAllString(runCheck(t, env).Stdout, -1) {
 		execSQL(t, pg, statement)
 	}
 	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
