@@ -289,6 +289,7 @@ func TestPolicies(t *testing.T) {
 		{typeOf(Timestamp), txt("2024-01-01 00:00:00.1234567"), `"2024-01-01 00:00:00.123456"`, AlteredTruncated},
 		{typeOf(Timestamp), txt("gibberish"), "", ""},
 		{typeOf(Integer), num("3000000000"), "", ""},
+		{decimal(4, 2), num("123.4"), "", ""},
 		{typeOf(Variant), set(decode.JSON, "null"), "null", AlteredJSONNull},
 	} {
 		var how []Alteration
