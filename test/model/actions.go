@@ -20,6 +20,7 @@ func (m Model) Next(w world, yield func(Step[world])) {
 	}
 	m.source(w, out)
 	m.network(w, out)
+	m.controls(w, out)
 	m.engine(w, out)
 	m.ownership(w, out)
 	m.sending(w, out)
@@ -72,7 +73,9 @@ func (m Model) network(w world, out emit) {
 			e := r.entry
 			e.mine = r.live && r.inc == w.p.inc
 			to.p.push(e)
-			to.stray = to.stray || r.inc != w.p.inc
+			if r.inc != w.p.inc && r.to != tableP {
+				to.stray |= unitBit(r.unit)
+			}
 			switch {
 			case !r.live:
 				out("late", "late: "+r.String(), false, to, "")
@@ -95,6 +98,110 @@ func (m Model) network(w world, out emit) {
 			out("timeout", "no answer: "+r.String(), true, to, "")
 		}
 	}
+}
+
+// controls delivers, loses and delays requests to begin and to commit.
+func (m Model) controls(w world, out emit) {
+	if w.begin.live {
+		to := w
+		to.begin.live = false
+		to.p.open()
+		m.begun(to, out)
+	}
+	if w.commit.live {
+		to := w
+		to.commit.live = false
+		m.shut(&to)
+		if to.d.exp == to.p.inc {
+			to.committed()
+			out("committed", "committed", false, to, m.shown(&w, &to))
+		} else {
+			// It tells of no transaction, and the look behind it of another process.
+			to.interrupt(undecided)
+			out("commit elsewhere", "the commit is answered by another incarnation", false, to, m.shown(&w, &to))
+		}
+	}
+	if w.begin.late != nobodys {
+		gone := w
+		gone.begin.late = nobodys
+		out("drop", "never applied: begin", false, gone, "")
+		to := gone
+		to.p.open()
+		out("late begin", "late: begin", false, to, "")
+	}
+	if w.commit.late != nobodys {
+		gone := w
+		gone.commit.late = nobodys
+		out("drop", "never applied: commit", false, gone, "")
+		to := gone
+		m.shut(&to)
+		out("late commit", "late: commit", false, to, m.shown(&w, &to))
+	}
+	if w.timeouts == 0 {
+		return
+	}
+	if w.begin.live && w.begin.late == nobodys {
+		to := w
+		to.timeouts--
+		to.begin.abandon(ours)
+		out("timeout", "no answer: begin", true, to, "")
+	}
+	if w.commit.live && w.commit.late == nobodys {
+		to := w
+		to.timeouts--
+		to.commit.abandon(ours)
+		out("timeout", "no answer: commit", true, to, "")
+	}
+}
+
+// begun is an answer to a request to begin. The process that was looked at may
+// have ended since, and the one behind it have answered: so it is looked again,
+// and the record names the one that has the transaction, before there is a row
+// in it.
+func (m Model) begun(to world, out emit) {
+	to.noted.asked = false
+	switch {
+	case m.Broken == BeginNotLookedAt:
+		to.p.named = to.d.exp == to.p.inc
+		to.d.tx, to.d.asks = to.d.asks, 0
+		out("begun", "BROKEN: begun, wherever", false, to, "")
+	case to.d.exp == to.p.inc:
+		to.p.named = true
+		to.d.tx, to.d.asks = to.d.asks, 0
+		out("begun", "begun", false, to, "")
+	default:
+		to.noted.intent, to.p.named = to.p.inc, true
+		to.interrupt(undecided)
+		out("begun elsewhere", "begun by another incarnation", false, to, "")
+	}
+}
+
+// shut is a commit that reaches the pipeline: whatever is open ends.
+func (m Model) shut(w *world) {
+	if w.p.tx {
+		w.p.shut()
+		m.complete(w)
+	}
+}
+
+// committed enters into the daemon's books that its transaction has ended.
+func (w *world) committed() {
+	d := &w.d
+	d.tx, d.commits = 0, false
+	if d.snt >= d.replay {
+		d.replay = 0
+	}
+	w.noted.intent = 0
+}
+
+// isOurs tells whether the daemon knows the open transaction as its own: by its
+// number, or, where only the request is on record, as one without data, in
+// whichever incarnation it has landed.
+func (m Model) isOurs(w *world) bool {
+	if w.p.named {
+		return w.noted.intent == w.p.inc
+	}
+	return w.p.tx && w.noted.asked && !w.p.filled && m.Broken != LateBeginForeign
 }
 
 // accepted enters an answer into the daemon's books.
@@ -180,7 +287,9 @@ func (m Model) complete(w *world) {
 	if d.mode != running || d.exp != w.p.inc {
 		return
 	}
-	w.stray = w.stray && (w.foreignQueued() || (d.tx > 0 && !w.p.tx))
+	if !w.foreignQueued() && (d.tx == 0 || w.p.tx) {
+		w.stray = 0
+	}
 	d.dataDone = max(d.dataDone, m.ingested(w))
 	if w.rowIngested() {
 		d.rowDone = max(d.rowDone, d.rowSent)
@@ -220,6 +329,8 @@ func (w *world) interrupt(next mode) {
 	for i := range w.net {
 		w.net[i].live, w.net[i].mine = false, false
 	}
+	w.begin.abandon(predecessors)
+	w.commit.abandon(predecessors)
 	for e := range w.p.queue {
 		for i := range w.p.queue[e] {
 			w.p.queue[e][i].mine = false
@@ -229,7 +340,9 @@ func (w *world) interrupt(next mode) {
 
 // inFlight tells whether the daemon waits for an answer, and whether a request
 // of unknown outcome may still be applied.
-func (w *world) inFlight() (live, open bool) {
+func (m Model) inFlight(w *world) (live, open bool) {
+	live = w.begin.live || w.commit.live
+	open = (w.begin.late == ours || w.commit.late == ours) && m.Broken != SettledAtOnce
 	for _, r := range w.net {
 		live = live || (r.used && r.live)
 		open = open || (r.used && !r.live && r.mine)
@@ -254,10 +367,17 @@ func (m Model) ownership(w world, out emit) {
 		m.take(w, out)
 	default:
 	}
+	if w.p.filled && w.noted.asked && !w.p.named {
+		// Rows that were queued before have gone into what a request to begin has
+		// opened. Nobody can tell whose it is, and the daemon says so and waits.
+		to := w
+		m.shut(&to)
+		out("person", "a person commits a transaction that nobody knows", false, to, m.shown(&w, &to))
+	}
 	if m.Broken == CommitAfterRevoke && w.zombie > 0 {
 		m.zombieCommits(w, out)
 	}
-	live, open := w.inFlight()
+	live, open := m.inFlight(&w)
 	if w.crashes > 0 {
 		to := w
 		to.crashes--
@@ -290,12 +410,14 @@ func (m Model) ownership(w world, out emit) {
 		// A commit names no transaction, and anybody can send one.
 		to := w
 		to.takings--
-		to.p.tx = false
-		to.stray = true // what the daemon sends now is not in a transaction
+		to.p.shut()
+		for u := d.base + 1; u <= d.tx; u++ {
+			to.stray |= unitBit(u) // what the daemon sends of it now is not in a transaction
+		}
 		m.complete(&to)
 		out("taken", "somebody else commits our transaction", true, to, "")
 	}
-	if d.mode == running && d.tx > 0 && !w.p.tx && d.exp == w.p.inc && !live && !open {
+	if d.mode == running && d.tx > 0 && !d.commits && !w.p.tx && d.exp == w.p.inc && !live && !open {
 		to := w
 		to.interrupt(undecided)
 		out("start again", "the transaction is no longer ours: from the start", false, to, "")
@@ -342,9 +464,12 @@ func (m Model) take(w world, out emit) {
 			return
 		}
 	}
+	if wait && (w.begin.late != nobodys && m.Broken != BeginNotWaitedOut || w.commit.late != nobodys && m.Broken != CommitNotWaitedOut) {
+		return
+	}
 	// An empty array to the progress table, completed: all rows that were queued
 	// are visible. Data that are still queued stand before all that will be sent.
-	if w.p.queue[tableP][0].used || (!w.p.tx && w.p.seen.rows != w.p.work.rows) || (w.p.tx && w.noted.intent != w.p.inc) {
+	if w.p.queue[tableP][0].used || (!w.p.tx && w.p.seen.rows != w.p.work.rows) || (w.p.tx && !m.isOurs(&w)) {
 		return
 	}
 	dec := m.decide(&w)
@@ -416,12 +541,15 @@ func (m Model) take(w world, out emit) {
 	if w.p.tx {
 		if to.d.replay > 0 && next == running {
 			to.d.tx = to.d.replay // ours: go on in it
+			to.noted.intent, to.p.named = to.p.inc, true
 		} else {
-			to.p.tx = false // nothing of ours can be in it
 			to.noted.intent = 0
-			m.complete(&to)
+			m.shut(&to) // nothing of ours can be in it
 		}
+	} else {
+		to.noted.intent = 0
 	}
+	to.noted.asked = false
 	kind := "decide " + dec.Found.String()
 	out(kind, kind, false, to, wrong)
 }
@@ -470,7 +598,7 @@ func (m Model) send(w world, out emit, e entry) {
 // sending is the running daemon's work: receive, send, transactions, heal.
 func (m Model) sending(w world, out emit) {
 	d := &w.d
-	live, open := w.inFlight()
+	live, open := m.inFlight(&w)
 	if d.mode == lost && d.exp == w.p.inc && !m.StopOnLoss {
 		// Resync: the tables become the source's, under the daemon's eyes.
 		to := w
@@ -501,6 +629,12 @@ func (m Model) sending(w world, out emit) {
 	if live || (open && m.Broken != RetryWithoutWait) {
 		return
 	}
+	if d.asks > 0 || d.commits {
+		if d.exp == w.p.inc {
+			m.settle(w, out)
+		}
+		return
+	}
 	m.sendRow(w, out)
 	if !w.claimed() {
 		return
@@ -515,17 +649,38 @@ func (m Model) sending(w world, out emit) {
 		// What was sent before is settled first.
 		if d.rowDone == m.produced(d.snt)+1 && d.rowSent == d.rowDone && d.exp == w.p.inc {
 			to := w
-			to.p.tx = true
-			to.noted.intent = d.exp
-			to.d.tx = u
+			to.begin.live = true
+			to.noted.intent, to.noted.asked = d.exp, true
+			to.d.asks = u
 			if u <= d.replay {
-				to.d.tx = m.produced(d.replay)
+				to.d.asks = m.produced(d.replay)
 			}
-			out("begin", fmt.Sprintf("begin transaction up to %d", to.d.tx), false, to, "")
+			out("begin", fmt.Sprintf("begin transaction up to %d", to.d.asks), false, to, "")
 		}
 	case d.tx == 0 && inTx:
 	default:
 		m.send(w, out, entry{to: tableA + d.part, unit: u})
+	}
+}
+
+// settle finds out what became of a request to begin or to commit that got no
+// answer, when it can no longer be applied.
+func (m Model) settle(w world, out emit) {
+	to := w
+	switch d := &to.d; {
+	case d.commits && w.p.named:
+		d.commits = false
+		out("not committed", "the transaction is still open", false, to, "")
+	case d.commits:
+		to.committed()
+		out("committed late", "the transaction was committed", false, to, "")
+	case !w.p.tx:
+		d.asks, to.noted.intent, to.noted.asked = 0, 0, false
+		out("not begun", "no transaction was begun", false, to, "")
+	case m.isOurs(&w):
+		d.tx, d.asks = d.asks, 0
+		to.noted.asked, to.p.named = false, true
+		out("begun late", "a transaction was begun", false, to, "")
 	}
 }
 
@@ -566,7 +721,7 @@ func (m Model) sendRow(w world, out emit) {
 	m.send(w, out, e)
 }
 
-// commit ends the transaction when all its rows, and the progress row behind
+// commit asks for the transaction's end when all its rows, and the progress row behind
 // them, are in the circuit.
 func (m Model) commit(w world, out emit) {
 	d := &w.d
@@ -574,14 +729,9 @@ func (m Model) commit(w world, out emit) {
 		return
 	}
 	to := w
-	to.p.tx = false
-	to.d.tx = 0
-	if to.d.snt >= d.replay {
-		to.d.replay = 0
-	}
-	to.noted.intent = 0
-	m.complete(&to)
-	out("commit transaction", "commit transaction", false, to, m.shown(&w, &to))
+	to.commit.live = true
+	to.d.commits = true
+	out("commit transaction", "commit transaction", false, to, "")
 }
 
 // acknowledgeable gives the position that the evidence allows.

@@ -88,8 +88,10 @@ type pipeline struct {
 	// being written; its content was fixed when it began.
 	stored, writing content
 	isWriting       bool
-	// tx: a transaction is open.
-	tx    bool
+	// tx: a transaction is open. named: the daemon's record has its number.
+	// filled: it has data, whoever sent them.
+	tx, named, filled bool
+
 	queue [endpoints][maxQueue]entry
 	// steps and storedSteps count steps where a broken rule looks at them.
 	steps, storedSteps, writingSteps, resumed uint8
@@ -112,6 +114,7 @@ func (p *pipeline) ingest(e int) entry {
 	head := p.queue[e][0]
 	copy(p.queue[e][:], p.queue[e][1:])
 	p.queue[e][maxQueue-1] = entry{}
+	p.filled = p.tx
 	p.work.put(head)
 	return head
 }
@@ -120,12 +123,18 @@ func (p *pipeline) idle() bool {
 	return p.queue == [endpoints][maxQueue]entry{}
 }
 
+// open is a request to begin a transaction. One that is open already stays.
+func (p *pipeline) open() { p.tx = true }
+
+// shut ends the transaction, if one is open.
+func (p *pipeline) shut() { p.tx, p.named, p.filled = false, false, false }
+
 // restart is a process that died and a new one in its place.
 func (p *pipeline) restart(with content, steps uint8) {
 	p.inc++
 	p.work, p.seen = with, with
 	p.writing, p.isWriting, p.writingSteps = content{}, false, 0
-	p.tx = false
+	p.shut()
 	p.queue = [endpoints][maxQueue]entry{}
 	p.steps, p.resumed = steps, steps
 }

@@ -52,16 +52,14 @@ func (m Model) evidence(w *world, pos uint8) string {
 }
 
 // shown says what is wrong with what a reader sees after a step that he did
-// not see before it. A request that has landed in another incarnation than it
-// was meant for can show anything until a daemon has decided there.
+// not see before it. A unit of which something has landed in another incarnation
+// than it was meant for can be seen in any way until a daemon has decided there.
 func (m Model) shown(before, after *world) string {
-	if before.stray || after.stray {
-		return ""
-	}
-	if m.torn(&after.p.seen) && !m.torn(&before.p.seen) {
+	stray := before.stray | after.stray
+	if m.torn(&after.p.seen)&^(m.torn(&before.p.seen)|stray) != 0 {
 		return "a reader sees a part of a unit"
 	}
-	if !m.Kafka && after.p.seen.x < before.p.seen.x {
+	if !m.Kafka && after.p.seen.x < before.p.seen.x && stray&(unitBit(after.p.seen.x)|unitBit(before.p.seen.x)) == 0 {
 		return fmt.Sprintf("a reader sees the shared key go back from unit %d to %d", before.p.seen.x, after.p.seen.x)
 	}
 	return ""
@@ -80,7 +78,7 @@ func (m Model) Settled(w world) bool {
 		return false
 	}
 	end := m.length()
-	live, open := w.inFlight()
+	live, open := m.inFlight(&w)
 	full := m.full(end)
 	equal := w.p.seen.mask == full.mask && w.p.seen.x == full.x
 	if w.noted.gone > 0 {

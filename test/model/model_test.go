@@ -61,8 +61,11 @@ var mustHappen = map[string][]string{
 		"take over", "decide fresh", "decide equal", "decide ahead", "decide lost", "receive", "keepalive", "send", "send row", "answer",
 		"timeout", "late", "drop", "ingest", "complete", "checkpoint begins", "checkpoint", "restart", "stray", "notice", "crash",
 	},
-	"postgres": {"write", "begin", "commit transaction", "taken", "start again", "bookmark", "status", "heal", "ask checkpoint"},
-	"kafka":    {"commit", "revoke", "lost", "retention", "gap", "reset", "decide reset"},
+	"postgres": {
+		"write", "begin", "begun", "begun elsewhere", "begun late", "not begun", "late begin", "commit transaction", "committed", "committed late",
+		"not committed", "commit elsewhere", "late commit", "person", "taken", "start again", "bookmark", "status", "heal", "ask checkpoint",
+	},
+	"kafka": {"commit", "revoke", "lost", "retention", "gap", "reset", "decide reset"},
 }
 
 // mustBeReached are states in which a rule is put to the test.
@@ -96,6 +99,10 @@ var mustBeReached = map[string]map[string]func(world) bool{
 		"a transaction gone on with":     func(w world) bool { return w.d.tx > 0 && w.d.replay > 0 },
 		"a part of a unit in a transaction": func(w world) bool {
 			return w.p.tx && w.p.work.mask[0] != w.p.seen.mask[0] && w.p.work.mask[1] == w.p.seen.mask[1]
+		},
+		"a commit that outlives its pipeline": func(w world) bool { return w.commit.late != nobodys && w.p.inc > 1 && w.d.mode == undecided },
+		"a transaction in another incarnation than was asked for it": func(w world) bool {
+			return w.p.tx && w.noted.asked && w.noted.intent != w.p.inc
 		},
 		"a bookmark ahead of the slot": func(w world) bool { return w.d.mode == down && w.noted.pos > w.confirmed },
 		"a checkpoint behind the tables, and a proof under way": func(w world) bool {
@@ -223,6 +230,12 @@ var brokenRules = []struct {
 	{"replay outside of a transaction", Scope{Broken: ReplayOutsideTransaction, Log: "aa", Crashes: 1}, "go back from unit 2 to 1"},
 	{"reset forgotten before its claim", Scope{Broken: ResetForgotten, Kafka: true, Log: "aa", Resets: 1, Crashes: 2}, "an operator told to send again"},
 	{"the tables of a unit sent apart", Scope{Broken: TablesApart, Log: "b"}, "a part of a unit"},
+	{"commit taken for settled at once", Scope{Broken: SettledAtOnce, Log: "bb", Timeouts: 1, Takings: 1}, "a part of a unit"},
+	{"begin taken for settled at once", Scope{Broken: SettledAtOnce, Log: "b", Timeouts: 1}, "no schedule without faults"},
+	{"commit of the attempt before not waited out", Scope{Broken: CommitNotWaitedOut, Log: "b", Restarts: 1, Timeouts: 1}, "a part of a unit"},
+	{"begin of the attempt before not waited out", Scope{Broken: BeginNotWaitedOut, Log: "b", Crashes: 1}, "no schedule without faults"},
+	{"process that answers a begin not looked at", Scope{Broken: BeginNotLookedAt, Log: "b", Restarts: 1}, "no schedule without faults"},
+	{"late begin taken for somebody else's", Scope{Broken: LateBeginForeign, Log: "b", Timeouts: 1}, "no schedule without faults"},
 }
 
 // Every rule is needed: broken, it has a counterexample, which is printed.

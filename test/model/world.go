@@ -62,6 +62,20 @@ const (
 	ResetForgotten
 	// TablesApart: the tables of one unit are sent without a transaction.
 	TablesApart
+	// SettledAtOnce: what became of a request to begin or to commit is decided
+	// while it may still be applied.
+	SettledAtOnce
+	// CommitNotWaitedOut: an attempt does not wait until the commit of the one
+	// before can no longer be applied.
+	CommitNotWaitedOut
+	// BeginNotWaitedOut: nor until its request to begin cannot.
+	BeginNotWaitedOut
+	// BeginNotLookedAt: whatever process answers a request to begin, rows are
+	// sent, under a record that names the process that was asked.
+	BeginNotLookedAt
+	// LateBeginForeign: a transaction whose number is not on record is never
+	// taken for ours.
+	LateBeginForeign
 )
 
 // Storage is what a pipeline keeps of its tables when its process dies.
@@ -108,6 +122,33 @@ type request struct {
 
 const maxNet = 3
 
+// control is a request to begin, or to commit, a transaction: it names none,
+// and whichever process it reaches carries it out. Of each kind one is waited
+// for by the daemon, and one was abandoned.
+type control struct {
+	live bool
+	late abandoned
+}
+
+// abandoned tells whose request is applied late or never.
+type abandoned uint8
+
+const (
+	nobodys      abandoned = iota
+	predecessors           // of an attempt, or a daemon, before
+	ours                   // of this attempt, which knows of it
+)
+
+// abandon leaves the request to itself.
+func (c *control) abandon(by abandoned) {
+	switch {
+	case c.live:
+		*c = control{late: by}
+	case c.late != nobodys:
+		c.late = by
+	}
+}
+
 // noted is the daemon's durable memory: bookmark, or commit and its note.
 type noted struct {
 	// pos is acknowledged, produced the last position up to it with rows.
@@ -117,8 +158,10 @@ type noted struct {
 	epoch, rowEpoch, rowInc uint8
 	// sent is the highest unit that was ever sent (pgsource only).
 	sent uint8
-	// intent is the incarnation in which a transaction of ours may be open.
+	// intent is the incarnation in which a transaction of ours may be open. asked:
+	// its number is not on record, since it was about to be asked for.
 	intent uint8
+	asked  bool
 	// clean: nothing that was sent is without an outcome.
 	clean bool
 	// gone: units up to it were lost by the pipeline when retention had taken
@@ -159,9 +202,11 @@ type daemon struct {
 	drop uint8
 	// dataDone is how far data are completed, whatever the rows.
 	dataDone uint8
-	// tx is the last unit of the open transaction, 0 for none; replay the last
-	// one that may have been applied before.
-	tx, replay uint8
+	// tx is the last unit of the open transaction, 0 for none, asks that of the
+	// one that is asked for; replay the last one that may have been applied
+	// before. commits: the open one's commit was asked for.
+	tx, asks, replay uint8
+	commits          bool
 	// proof counts the checkpoints asked for since proofPos was completed;
 	// durable is what they have proven, + 1.
 	proof, proofPos, durable uint8
@@ -173,13 +218,15 @@ type world struct {
 	noted noted
 	p     pipeline
 	net   [maxNet]request
+	// begin and commit are on their way.
+	begin, commit control
 	// written is how much of the log exists, confirmed what the source was
 	// told, start the first position that it still has.
 	written, confirmed, start uint8
-	// stray: a request has landed in another incarnation than it was meant for,
-	// or outside of the transaction, and nobody has decided since, or what it
-	// brought is not visible yet.
-	stray bool
+	// stray has bit u-1 for each unit u of which something has landed in another
+	// incarnation than it was meant for, or may land outside of the transaction,
+	// and nobody has decided since, or what it brought is not visible yet.
+	stray uint8
 	// reset is the position that an operator has set and no owner has claimed
 	// yet, + 1.
 	reset uint8
@@ -253,15 +300,18 @@ func (m Model) holds(c *content, gone, pos uint8) bool {
 	return c.mask[0]&want.mask[0] == want.mask[0] && c.mask[1]&want.mask[1] == want.mask[1] && c.x >= want.x
 }
 
-// torn tells whether c shows a part of a unit.
-func (m Model) torn(c *content) bool {
+// torn gives the units of which c shows a part.
+func (m Model) torn(c *content) (units uint8) {
 	for u := uint8(1); u <= m.length(); u++ {
-		if m.rows(u) && m.wide(u) && (c.mask[0]^c.mask[1])&(1<<(u-1)) != 0 {
-			return true
+		if m.rows(u) && m.wide(u) {
+			units |= (c.mask[0] ^ c.mask[1]) & unitBit(u)
 		}
 	}
-	return false
+	return units
 }
+
+// unitBit is a unit's place in a mask; there is none for 0.
+func unitBit(u uint8) uint8 { return 1 << u >> 1 }
 
 // ingested gives how far the data are in the circuit: up to what was accepted,
 // less what still stands in a queue.
@@ -359,13 +409,30 @@ func (m Model) Show(w world) string {
 		if d.tx > 0 {
 			fmt.Fprintf(&b, " tx..%d", d.tx)
 		}
+		if d.asks > 0 {
+			fmt.Fprintf(&b, " asks for tx..%d", d.asks)
+		}
 	}
 	fmt.Fprintf(&b, " | noted %d (rows %d) told %d | inc %d sees %s", w.noted.pos, w.noted.produced, w.confirmed, w.p.inc, w.p.seen)
 	if w.p.work != w.p.seen {
 		fmt.Fprintf(&b, " has %s", w.p.work)
 	}
+	if w.noted.intent > 0 {
+		fmt.Fprintf(&b, " intent inc %d", w.noted.intent)
+		if w.noted.asked {
+			b.WriteString(" without a number")
+		}
+	}
 	if w.p.tx {
 		b.WriteString(" TX")
+	}
+	for name, c := range map[string]control{"begin": w.begin, "commit": w.commit} {
+		if c.live {
+			b.WriteString(" sent:" + name)
+		}
+		if c.late != nobodys {
+			b.WriteString(" abandoned:" + name)
+		}
 	}
 	for _, q := range w.p.queue {
 		for _, e := range q {
