@@ -315,7 +315,11 @@ func (s *session) place(ctx context.Context, at situation, pl placement, leaderE
 		k = pl.taking()
 		cfg.Progress = &lane.Progress{Row: lane.Row{Known: k.noted.Known, Epoch: k.noted.RowEpoch, Incarnation: k.noted.RowIncarnation}}
 	}
-	s.enter(lane.New(cfg), pl.wait, k)
+	l := lane.New(cfg)
+	if sabotage.On(sabotage.CleanNoteKept) && pl.note.Clean {
+		keepNote(l, now)
+	}
+	s.enter(l, pl.wait, k)
 	s.wakeTaking()
 	attrs := []any{
 		slog.String("topic", at.topic), slog.Int64("partition", int64(at.partition)), slog.Int64("offset", pl.offset),

@@ -35,6 +35,14 @@ func (s *session) commitLater(ctx context.Context, h *held, offset int64) {
 	})
 }
 
+// keepNote has a lane take its first commit for done, which would replace the
+// note of the owner before.
+func keepNote(l *lane.Lane, now time.Time) {
+	if c, first := l.ToCommit(false, now); first {
+		_ = l.Committed(c)
+	}
+}
+
 // writeLetterLater lets the lane go on and writes the letter afterwards.
 func (t *sender) writeLetterLater(h *held, r *lane.Record, why *decode.Refusal, at stage) {
 	letter := t.s.cfg.letter(h.place, r, why, at)

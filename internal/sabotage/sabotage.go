@@ -46,6 +46,10 @@ const (
 	StartWithoutWait      Wrong = "start-without-wait"       // requests of the process before are not waited out
 	HandOverWithoutWait   Wrong = "hand-over-without-wait"   // nor are those of the owner before
 	ReplayApart           Wrong = "replay-apart"             // a replay becomes visible transaction by transaction
+	IdleCompared          Wrong = "idle-compared"            // the acknowledged position is compared with the progress row's, idle or not
+	CleanNoteKept         Wrong = "clean-note-kept"          // an owner sends before it has replaced a clean note
+	ResetForgotten        Wrong = "reset-forgotten"          // who finds a reset remembers progress again before its claim is completed
+	EpochByRow            Wrong = "epoch-by-row"             // an epoch is claimed by a row, and is in no memory before
 
 	// Of copies of existing rows.
 	CopyBelievesDelivered Wrong = "copy-believes-delivered" // a read that lacks a transaction delivered before it is used

@@ -59,8 +59,12 @@ func (st *State) noted() feldera.Noted {
 		return feldera.Noted{}
 	}
 	p := st.Progress
+	produced := p.Produced
+	if sabotage.On(sabotage.IdleCompared) {
+		produced = st.Acknowledged
+	}
 	return feldera.Noted{
-		Known: !p.Pending, Epoch: p.Epoch, Produced: uint64(p.Produced), RowEpoch: p.RowEpoch, RowIncarnation: p.RowIncarnation,
+		Known: !p.Pending, Epoch: p.Epoch, Produced: uint64(produced), RowEpoch: p.RowEpoch, RowIncarnation: p.RowIncarnation,
 	}
 }
 
@@ -293,11 +297,13 @@ func (d *deliverer) heed(work context.Context, dec *feldera.Decision, st *State,
 		s.log.InfoContext(work, "progress of the pipeline", "found", dec.Found.String(), "reason", reason)
 	}
 	err := s.keeper.must(work, func(next *State) bool {
-		p := storedProgress{Pending: true}
+		p := storedProgress{Pending: !sabotage.On(sabotage.ResetForgotten)}
 		if next.Progress != nil {
 			p = *next.Progress
 		}
-		p.Epoch = dec.Epoch
+		if !sabotage.On(sabotage.EpochByRow) {
+			p.Epoch = dec.Epoch
+		}
 		next.Progress = &p
 		if dec.Found == feldera.ProgressLost {
 			// From here on the notice tells of it, until a person has accepted it.

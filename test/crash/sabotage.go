@@ -93,6 +93,10 @@ var streamBuilds = []wrongBuild{
 	{wrong: sabotage.StartWithoutWait, what: "requests of the process before not waited out", variant: atLeast, env: longLife, scenario: lateBehindAStart, tries: 3},
 	{wrong: sabotage.HandOverWithoutWait, what: "requests of the owner before not waited out", variant: kafka, env: longLife, scenario: lateBehindAStart, tries: 3},
 	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", variant: atLeast, env: map[string]string{"PGSOURCE_BATCH_ROWS": "5"}, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
+	{wrong: sabotage.IdleCompared, what: "idle position compared with the progress row's", variant: effectively, env: map[string]string{"PGSOURCE_ON_DESTINATION_LOSS": "stop"}, scenario: startAgainIdle},
+	{wrong: sabotage.CleanNoteKept, what: "clean note not replaced before the first request", variant: kafka, env: longLife, scenario: lateBehindACleanStop, tries: 3},
+	{wrong: sabotage.ResetForgotten, what: "reset forgotten before its claim", variant: effectively, scenario: resetAndKill},
+	{wrong: sabotage.EpochByRow, what: "epoch claimed by a row alone", variant: effectively, scenario: startAgainIdle},
 }
 
 // longLife is the life of a request in scenarios where one comes late by that.
@@ -356,6 +360,21 @@ func struck(ctx context.Context, w world, id string, times int) error {
 // lateBehindAStart kills a daemon while a request of it is on its way, and lets
 // it land behind everything that the next one sends at once.
 func lateBehindAStart(ctx context.Context, w world) error {
+	return lateAndKilled(ctx, w, func() error { return nil })
+}
+
+// lateBehindACleanStop does so to a daemon whose first request it is, behind one
+// that was stopped in order.
+func lateBehindACleanStop(ctx context.Context, w world) error {
+	r := w.common()
+	if err := r.stopDaemon(ctx); err != nil {
+		return err
+	}
+	return lateAndKilled(ctx, w, func() error { return r.daemon.Restart(nil) })
+}
+
+// lateAndKilled calls begin when the next request is to be on its way for long.
+func lateAndKilled(ctx context.Context, w world, begin func() error) error {
 	const late = 12 * time.Second
 	r := w.common()
 	f := felderasim.Fault{Kind: felderasim.ApplyLate, Count: 1, Delay: late}
@@ -363,6 +382,9 @@ func lateBehindAStart(ctx context.Context, w world) error {
 		f.Table = "counters" // an event that comes late is still itself
 	}
 	id, err := r.sim.Inject(f)
+	if err == nil {
+		err = begin()
+	}
 	if err != nil {
 		return err
 	}
@@ -553,6 +575,80 @@ func cutWithABacklog(ctx context.Context, w world) error {
 	}
 	b.sim.ReleaseCompletion()
 	return b.settle(ctx)
+}
+
+// startAgainIdle starts a daemon again that has acknowledged a position without
+// rows behind its last one with rows.
+func startAgainIdle(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := b.pg.Exec(ctx, "CHECKPOINT"); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	if err := b.rest(limit); err != nil {
+		return err
+	}
+	if err := b.stopDaemon(ctx); err != nil {
+		return err
+	}
+	if err := b.daemon.Restart(nil); err != nil {
+		return err
+	}
+	if err := b.pg.Exec(ctx, onlyWriter); err != nil {
+		return err
+	}
+	if err := b.rest(limit); err != nil {
+		return err
+	}
+	return b.compareNow(ctx)
+}
+
+// resetAndKill forgets what was acknowledged, as a person who wants everything
+// sent again that the slot has, and kills the daemon that finds it when it has
+// noted its epoch: the next one must find the reset too.
+func resetAndKill(ctx context.Context, w world) error {
+	b, release, err := quiet(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := b.stopDaemon(ctx); err != nil {
+		return err
+	}
+	got, err := b.verb(ctx, "state", "reset", "-yes")
+	if err != nil || got.ExitCode != 0 {
+		return fmt.Errorf("state reset: %+v %w", got, err)
+	}
+	if err := b.daemon.Restart(map[string]string{"CRASH_AT": string(crash.PgEpochNoted) + ":1:kill"}); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, b.patience)
+	defer cancel()
+	if _, err := b.daemon.Wait(limit); err != nil {
+		return fmt.Errorf("the daemon does not come to %s: %w", crash.PgEpochNoted, err)
+	}
+	if err := b.daemon.Restart(map[string]string{"CRASH_AT": ""}); err != nil {
+		return err
+	}
+	if err := b.pg.Exec(ctx, onlyWriter); err != nil {
+		return err
+	}
+	if err := b.rest(limit); err != nil {
+		return err
+	}
+	resets, err := b.daemon.Metric(limit, "pgsource_progress_decisions_total", map[string]string{"found": "reset"})
+	if err != nil {
+		return err
+	}
+	if resets == 0 {
+		return errors.New("the next start knows nothing of the reset: it passes over what it was told to send again")
+	}
+	return b.compareNow(ctx)
 }
 
 // slotMadeAnew drops the slot while no daemon runs and makes it again later:
