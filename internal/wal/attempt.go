@@ -322,7 +322,11 @@ func (a *attempt) lastWord(hard context.Context) {
 
 // lastStatus is lastWord's for TransportStream.
 func (a *attempt) lastStatus(hard context.Context, from uint64) error {
-	st, err := a.s.startStream(hard, a.ready, from)
+	conn, err := a.s.reachStream(hard, a.ready, from)
+	if err != nil {
+		return err
+	}
+	st, err := a.s.startStream(hard, conn, from)
 	if err != nil {
 		return err
 	}
@@ -337,7 +341,12 @@ func (a *attempt) lastStatus(hard context.Context, from uint64) error {
 // server what completes until the deliverer has ended, then closes in good
 // order.
 func (a *attempt) connection(work, hard context.Context) error {
+	conn, err := a.s.reachStream(work, a.ready, a.received())
+	if err != nil {
+		return err
+	}
 	if err := a.s.look(work, a.verify); err != nil {
+		_ = conn.Close(context.WithoutCancel(work))
 		return err
 	}
 	if sabotage.On(sabotage.DropBuffer) {
@@ -346,7 +355,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 	a.mu.Lock()
 	from := a.ledger.Last()
 	a.mu.Unlock()
-	st, err := a.s.startStream(work, a.ready, from)
+	st, err := a.s.startStream(work, conn, from)
 	if err != nil {
 		return err
 	}

@@ -345,10 +345,20 @@ func pinnedConfig(dsn string, silence time.Duration, application string) (*pgcon
 	return cfg, nil
 }
 
-// connect opens a connection for looking things up. Behind a pooler that does
-// not take all the settings that are pinned, it does without the others: what
-// reads rows or messages over it calls pinTransaction.
+// connect opens a connection for looking things up, to the server that streams
+// where one does: see node.
 func (s *Source) connect(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := s.connectAnywhere(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.besideStream(ctx, conn)
+}
+
+// connectAnywhere opens a connection to whichever server answers. Behind a pooler
+// that does not take all the settings that are pinned, it does without the others:
+// what reads rows or messages over it calls pinTransaction.
+func (s *Source) connectAnywhere(ctx context.Context) (*pgx.Conn, error) {
 	base, err := s.connectionConfig()
 	if err != nil {
 		return nil, err
@@ -475,20 +485,31 @@ func boundedFrontend(r io.Reader, w io.Writer) *pgproto3.Frontend {
 	return f
 }
 
-// startStream connects and starts replication at start, if the server is the
-// one that prepare has found, and has what is before start: see sameServer.
-func (s *Source) startStream(ctx context.Context, r *ready, start uint64) (*stream, error) {
+// reachStream opens the connection that is to stream, if the server is the one
+// that prepare has found, and has what it has sent up to from: see sameServer. From then on everything else is looked at
+// on that server. The caller closes it, or hands it to startStream.
+func (s *Source) reachStream(ctx context.Context, r *ready, from uint64) (*pgconn.PgConn, error) {
 	conn, err := s.connectReplication(ctx, r.senderTimeout)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	if err := r.sameServer(ctx, conn, start); err != nil {
+	if err = r.sameServer(ctx, conn, from); err == nil {
+		err = s.streamsHere(ctx, conn, r)
+	}
+	if err != nil {
 		_ = conn.Close(context.WithoutCancel(ctx)) // ctx may be what ended it
 		return nil, err
 	}
-	err = pglogrepl.StartReplication(ctx, conn, quoteIdentifier(s.cfg.Slot), pglogrepl.LSN(start), pglogrepl.StartReplicationOptions{
+	return conn, nil
+}
+
+// startStream starts replication at start.
+func (s *Source) startStream(ctx context.Context, conn *pgconn.PgConn, start uint64) (*stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	err := pglogrepl.StartReplication(ctx, conn, quoteIdentifier(s.cfg.Slot), pglogrepl.LSN(start), pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{
 			"proto_version '1'",

@@ -122,6 +122,7 @@ func (r *ready) same(now identity) error {
 // witness is who is asked for a server's identity.
 type witness struct {
 	identify func(ctx context.Context) (answering, error)
+	node     func(ctx context.Context) (node, error)
 	// history gives the file of a timeline's history.
 	history func(ctx context.Context, timeline uint32) ([]byte, error)
 	close   func()
@@ -131,12 +132,13 @@ type witness struct {
 // commands for it, or over plain SQL where that is the transport.
 func (s *Source) witness(ctx context.Context) (*witness, error) {
 	if s.cfg.Transport == TransportPeek {
-		conn, err := s.connect(ctx)
+		conn, err := s.connectAnywhere(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return &witness{
 			identify: func(ctx context.Context) (answering, error) { return identifySQL(ctx, conn) },
+			node:     func(ctx context.Context) (node, error) { return readNode(ctx, conn.PgConn()) },
 			history:  func(ctx context.Context, timeline uint32) ([]byte, error) { return historySQL(ctx, conn, timeline) },
 			close:    func() { _ = conn.Close(context.WithoutCancel(ctx)) },
 		}, nil
@@ -147,6 +149,7 @@ func (s *Source) witness(ctx context.Context) (*witness, error) {
 	}
 	return &witness{
 		identify: func(ctx context.Context) (answering, error) { return identify(ctx, conn) },
+		node:     func(ctx context.Context) (node, error) { return readNode(ctx, conn) },
 		history: func(ctx context.Context, timeline uint32) ([]byte, error) {
 			history, err := pglogrepl.TimelineHistory(ctx, conn, int32(timeline)) //nolint:gosec // came as an int32
 			if err != nil {
@@ -232,6 +235,9 @@ func (s *Source) fence(ctx context.Context, st *State, r *ready) error {
 		return err
 	}
 	r.identity = now.identity
+	if r.node, err = server.node(qctx); err != nil {
+		return err
+	}
 	if st == nil {
 		return nil
 	}

@@ -659,7 +659,7 @@ func (a *attempt) tellByAdvance(ctx context.Context, p *peekSession, always bool
 // peekConnection is connection for TransportPeek. At a stop it ends at once:
 // lastWord tells the server what completes after that.
 func (a *attempt) peekConnection(work, hard context.Context) error {
-	if err := a.s.look(work, a.verify); err != nil {
+	if err := a.peekVerify(work); err != nil {
 		return err
 	}
 	p, err := a.openPeek(work)
@@ -681,6 +681,26 @@ func (a *attempt) peekConnection(work, hard context.Context) error {
 		return &streamError{err}
 	}
 	return nil
+}
+
+// peekVerify is verify for TransportPeek. No connection of its own says which
+// server is read: each transaction finds that out, and so does this look, which
+// lets the others go to a server that has restarted.
+func (a *attempt) peekVerify(work context.Context) error {
+	a.s.streamsNowhere()
+	return a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
+		now, err := identifySQL(ctx, conn)
+		if err == nil {
+			err = a.ready.same(now.identity)
+		}
+		if err == nil {
+			err = a.s.streamsHere(ctx, conn.PgConn(), a.ready)
+		}
+		if err != nil {
+			return err
+		}
+		return a.verify(ctx, conn)
+	})
 }
 
 // lastAdvance is lastWord's for TransportPeek: over a connection of its own it

@@ -158,7 +158,11 @@ func (s *Source) CheckServer(ctx context.Context) (string, error) {
 		if err != nil {
 			return err
 		}
-		said = strings.Join(append([]string{"PostgreSQL " + f.versionText + " " + describeConnection(conn.PgConn(), &conn.Config().Config)}, f.notes(s)...), "; ")
+		all := append([]string{"PostgreSQL " + f.versionText + " " + describeConnection(conn.PgConn(), &conn.Config().Config)}, f.notes(s)...)
+		if note := hostsNote(&conn.Config().Config); note != "" {
+			all = append(all, note)
+		}
+		said = strings.Join(all, "; ")
 		return errors.Join(f.findings(conn.Config().User)...)
 	})
 	return said, err

@@ -37,6 +37,7 @@ type ready struct {
 	// identity is the server's; switchPoint is where the timeline of the
 	// bookmark ended, where that is another one.
 	identity    identity
+	node        node
 	switchPoint LSN
 	// slotMade: the slot was made by prepare, so nothing was read from it
 	// before.
@@ -83,7 +84,7 @@ func (s *Source) prepare(ctx context.Context) (*ready, error) {
 	r.tables = targets
 	s.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "the pipeline has every table"})
 
-	conn, err := s.connect(ctx)
+	conn, err := s.connectAnywhere(ctx)
 	if err != nil {
 		s.reportFailure(CheckSource, err)
 		return nil, err
@@ -162,13 +163,16 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	if err := s.checkServer(qctx, conn, r); err != nil {
-		return err
+		return s.unlessElsewhere(qctx, conn, err)
 	}
 	st, err := s.keeper.get(qctx)
 	if err != nil {
 		return err
 	}
 	if err := s.fence(qctx, st, r); err != nil {
+		return err
+	}
+	if err := s.settle(qctx, conn, r); err != nil {
 		return err
 	}
 	if err := s.checkTables(qctx, conn, r); err != nil {

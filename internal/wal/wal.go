@@ -233,6 +233,8 @@ type Source struct {
 	// requestOpen: a request to begin or to commit a transaction of the pipeline was
 	// given up without a known outcome. It is of the one attempt that runs.
 	requestOpen bool
+	// node is the server that streams, or that streamed last; nil before.
+	node atomic.Pointer[node]
 	// connected: the server has let this process in once.
 	connected atomic.Bool
 	// pooler: what answers is a pooler that does not take every setting at the

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -203,4 +204,45 @@ func TestPgsourceEndsTheTransactionOfALostTimeline(t *testing.T) {
 	if st := showState(t, f.env).State; len(st.Notices) != 1 || st.Notices[0].Kind != "timeline" {
 		t.Errorf("the state says %+v", st)
 	}
+}
+
+// The primary takes no new connection for a while, and with two hosts in the DSN
+// each look comes to its standby meanwhile, which has neither the slot nor all
+// rows. The stream is well, so it goes on; and when that is cut too, pgsource waits
+// for the primary instead of asking the standby for a slot.
+func TestPgsourceIsNotMisledByASecondHost(t *testing.T) {
+	t.Parallel()
+	f := startFailover(t)
+	second := harness.NeedProxy(t, f.standby.Addr())
+	execSQL(t, f.standby, `SELECT pg_drop_replication_slot('holdfast')`) // a standby has none that it was not given
+	stopClean(t, f.d)
+	f.env["PGSOURCE_DSN"] = f.pg.DSNFor("postgres", "", "postgres", f.proxy.Addr()+","+second.Addr())
+	wants(t, runCheck(t, f.env), 0, "names several hosts", "add target_session_attrs=primary")
+	if err := f.d.Restart(map[string]string{"PGSOURCE_DSN": f.env["PGSOURCE_DSN"]}); err != nil {
+		t.Fatal(err)
+	}
+	waitHealthy(t, f.d)
+	f.proxy.Refuse()
+	before := second.Connections()
+	harness.Await(t, patience, "looks come to the standby", func(context.Context) (any, bool) {
+		if code, ended := f.d.ExitCode(); ended {
+			t.Fatalf("it ended with %d:\n%s", code, strings.Join(f.d.Log().Tail(5), "\n"))
+		}
+		n := second.Connections()
+		return n, n >= before+2 // the first of two has been dealt with
+	})
+	execSQL(t, f.pg, `INSERT INTO orders VALUES (2, 'on the stream that stays', 1, true)`)
+	awaitConfirmed(t, f.pg, currentLSN(t, f.pg))
+
+	f.proxy.Cut()
+	health(t, f.d, "it waits for the primary", func(_ int, body string) bool {
+		return strings.Contains(body, "a standby answers, and pgsource reads from a primary")
+	})
+	execSQL(t, f.pg, `INSERT INTO orders VALUES (3, 'while nothing streams', 1, true)`)
+	if err := f.proxy.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	awaitConfirmed(t, f.pg, currentLSN(t, f.pg))
+	assertEqualTables(t, f.pg, f.sim)
+	waitHealthy(t, f.d)
 }
