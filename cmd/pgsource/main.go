@@ -267,6 +267,13 @@ func (r *reporter) report(s wal.Status) {
 			r.repeats.Failed(r.ctx, s.Check, errors.New(s.Message))
 		}
 	case wal.CheckSource:
+	case wal.CheckSlot:
+		if s.Works && !s.OK { // it could not be looked at; how it is doing is no failure of anything
+			r.repeats.Failed(r.ctx, s.Check, errors.New(s.Message))
+		} else {
+			r.repeats.Worked(r.ctx, s.Check)
+		}
+		return
 	case wal.CheckStore:
 		// That none was chosen is worth a look, and no reason to wait.
 		r.rt.Health.SetReady(s.Check, s.OK || s.Works, s.Message)

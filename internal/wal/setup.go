@@ -97,7 +97,9 @@ func (s *Source) prepare(ctx context.Context) (*ready, error) {
 	return r, nil
 }
 
-func (s *Source) reportFailure(check string, err error) {
+func (s *Source) reportFailure(check string, err error) { s.cfg.Report(failureStatus(check, err)) }
+
+func failureStatus(check string, err error) Status {
 	st := Status{Check: check, Message: err.Error()}
 	var refused *decode.Refusal
 	var hinted interface {
@@ -110,7 +112,7 @@ func (s *Source) reportFailure(check string, err error) {
 	case errors.As(err, &hinted):
 		st.Hint = hinted.Hint()
 	}
-	s.cfg.Report(st)
+	return st
 }
 
 // describeDestination finds the Feldera table of every source table.

@@ -14,6 +14,9 @@ type slotMetrics struct {
 	skipped   prometheus.Counter
 	growth    prometheus.Gauge
 	left      *prometheus.GaugeVec // no label: absent where there is nothing to run out
+	// looked is when a look at the slot last worked, in Unix nanoseconds; 0 before
+	// any was begun.
+	looked atomic.Int64
 	// spilledTransactions and spilledBytes are the server's own counts.
 	spilledTransactions, spilledBytes atomic.Int64
 }
@@ -41,6 +44,15 @@ func newSlotMetrics(reg prometheus.Registerer) *slotMetrics {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pgsource_acknowledged_lag_seconds", Help: "Age, by the server's clock, of the oldest commit or WAL that was not acknowledged; 0 when all is.",
 		}, func() float64 { return m.lag.acknowledged().Seconds() }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "pgsource_slot_look_age_seconds", Help: "Time since slot, publication and tables were last looked at with success; looks are ten seconds apart. What the other metrics of the slot show is as old.",
+		}, func() float64 {
+			at := m.looked.Load()
+			if at == 0 {
+				return 0
+			}
+			return time.Since(time.Unix(0, at)).Seconds()
+		}),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "pgsource_server_spilled_transactions_total", Help: "Transactions that the server wrote to its own disk while decoding for this slot, as pg_stat_replication_slots has it.",
 		}, func() float64 { return float64(m.spilledTransactions.Load()) }),

@@ -212,6 +212,7 @@ type Source struct {
 	// tag tells this process' sessions at the server from those of others.
 	tag       string
 	occupancy occupancy
+	looks     looks
 	courseMu  sync.Mutex // guards course
 	course    slope
 	// slotSeen: this process has seen the slot. It is never created a second

@@ -17,14 +17,17 @@ import (
 const watchInterval = 10 * time.Second
 
 // watch looks at slot, publication and tables from time to time, over a
-// connection of its own. What it finds wrong for good ends the attempt.
+// connection of its own. What it finds wrong for good ends the attempt; a look that
+// fails otherwise is said, since nobody watches the slot then.
 func (a *attempt) watch(work context.Context) {
 	a.s.every(work, func() {
+		var seen Status
 		err := a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
 			slot, err := a.s.showSlot(ctx, conn)
 			if err != nil {
 				return err
 			}
+			seen = a.s.slotStatus(slot)
 			a.mu.Lock()
 			a.walEnd = max(a.walEnd, slot.current)
 			a.s.cfg.Metrics.slot.lag.reached(slot.current)
@@ -36,9 +39,7 @@ func (a *attempt) watch(work context.Context) {
 			}
 			return a.s.checkUnchanged(ctx, conn, a.ready, received)
 		})
-		var refused *decode.Refusal
-		if errors.As(err, &refused) && refused.Reason == decode.ReasonGap && work.Err() == nil {
-			a.s.reportFailure(CheckSlot, err)
+		if work.Err() == nil && a.s.showLook(seen, err) {
 			a.fail(err)
 		}
 	})
@@ -49,14 +50,82 @@ func (a *attempt) watch(work context.Context) {
 func (s *Source) WatchSlot(ctx context.Context) {
 	s.streamsNowhere()
 	s.every(ctx, func() {
-		_ = s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error { // shown by showSlot
-			_, err := s.showSlot(ctx, conn)
+		var seen Status
+		err := s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			slot, err := s.showSlot(ctx, conn)
+			if err == nil {
+				seen = s.slotStatus(slot)
+			}
 			return err
 		})
+		if ctx.Err() == nil {
+			_ = s.showLook(seen, err) // nothing is left to end
+		}
 	})
 }
 
+// looks is what the watcher has to say of itself. Only it uses it, or what watches
+// in its place.
+type looks struct {
+	// failingSince is when the first of the looks failed that all did since; zero
+	// while they work. seen and seenAt are of the last one that worked.
+	failingSince, seenAt time.Time
+	seen                 string
+}
+
+// looksStale is after how long without a look what was seen counts for nothing.
+const looksStale = 3 * time.Minute
+
+// showLook shows what became of a look, and tells whether it has found a gap.
+func (s *Source) showLook(seen Status, err error) (gap bool) {
+	refused, _ := errors.AsType[*decode.Refusal](err)
+	_, judged := errors.AsType[*unusableSlot](err)
+	switch {
+	case err == nil:
+		s.looked(seen)
+	case judged, refused != nil && refused.Reason == decode.ReasonGap:
+		s.reportFailure(CheckSlot, err)
+	default:
+		s.cannotLook(err)
+	}
+	return refused != nil && refused.Reason == decode.ReasonGap
+}
+
+// unusableSlot is a refusal of the slot itself, which a look has found.
+type unusableSlot struct{ error }
+
+func (e *unusableSlot) Unwrap() error { return e.error }
+
+// looked shows what a look has found.
+func (s *Source) looked(st Status) {
+	s.looks = looks{seen: st.Message, seenAt: time.Now()}
+	s.cfg.Metrics.slot.looked.Store(s.looks.seenAt.UnixNano())
+	s.cfg.Report(st)
+}
+
+// cannotLook says since when the slot is not watched, and why. It holds nothing up:
+// the stream does not need it.
+func (s *Source) cannotLook(err error) {
+	now := time.Now()
+	if s.looks.failingSince.IsZero() {
+		s.looks.failingSince = now
+	}
+	st := failureStatus(CheckSlot, err)
+	st.Blocking, st.Works = false, true
+	st.Message = fmt.Sprintf("slot, publication and tables could not be looked at since %s: %v", s.looks.failingSince.UTC().Format(time.RFC3339), err)
+	switch {
+	case s.looks.seenAt.IsZero():
+		st.Message += "; they have not been looked at before"
+	case now.Sub(s.looks.seenAt) < looksStale:
+		st.Message += "; the last look found: " + s.looks.seen
+	default:
+		st.Message += "; what the metrics of the slot show is out of date, and what it keeps on the server's disk is not known"
+	}
+	s.cfg.Report(st)
+}
+
 func (s *Source) every(ctx context.Context, look func()) {
+	s.cfg.Metrics.slot.looked.CompareAndSwap(0, time.Now().UnixNano()) // the age of none is that of the wait for the first
 	turn := time.NewTicker(watchInterval)
 	defer turn.Stop()
 	for {
@@ -69,14 +138,13 @@ func (s *Source) every(ctx context.Context, look func()) {
 	}
 }
 
-// showSlot reads the slot's state into metrics and the check "slot".
+// showSlot reads the slot's state into metrics.
 func (s *Source) showSlot(ctx context.Context, conn *pgx.Conn) (*slotState, error) {
 	slot, err := readSlot(ctx, conn, s.cfg.Slot)
 	if err == nil && slot == nil {
 		err = s.slotDropped()
 	}
 	if err != nil {
-		s.reportFailure(CheckSlot, err)
 		return nil, err
 	}
 	m := s.cfg.Metrics
@@ -92,18 +160,22 @@ func (s *Source) showSlot(ctx context.Context, conn *pgx.Conn) (*slotState, erro
 	}
 	m.slot.spilledTransactions.Store(slot.spilledTransactions)
 	m.slot.spilledBytes.Store(slot.spilledBytes)
+	if err := slot.usable(s.cfg.Slot); err != nil {
+		return nil, &unusableSlot{err}
+	}
+	return slot, nil
+}
+
+// slotStatus adds a look to the slot's course, and says how it is doing.
+func (s *Source) slotStatus(slot *slotState) Status {
+	m := s.cfg.Metrics
 	growth, left := s.slotCourse(slot)
 	m.slot.growth.Set(growth)
 	m.slot.left.Reset()
 	if left > 0 {
 		m.slot.left.WithLabelValues().Set(left.Seconds())
 	}
-	if err := slot.usable(s.cfg.Slot); err != nil {
-		s.reportFailure(CheckSlot, err)
-		return nil, err
-	}
-	s.cfg.Report(slot.report(s.cfg.Failover, growth, left))
-	return slot, nil
+	return slot.report(s.cfg.Failover, growth, left)
 }
 
 // slotCourse adds a look to the slot's course.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net/url"
 	"regexp"
 	"strings"
@@ -181,4 +182,45 @@ func TestPgsourceSlotHeldByAStranger(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitHealthy(t, d)
+}
+
+// Nobody is let in any more while the stream goes on: the slot is not watched then,
+// which the log, the check and a metric say, and nothing stops for it.
+func TestPgsourceSaysThatItCannotLook(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	execSQL(t, pg, `CREATE ROLE app LOGIN REPLICATION PASSWORD 'app'; CREATE PUBLICATION holdfast FOR TABLE orders, items WITH (publish_via_partition_root = true)`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
+		"PGSOURCE_DSN": pg.DSNFor("app", "app", "postgres", pg.Addr()), "PGSOURCE_CREATE": "false", "PGSOURCE_SNAPSHOT": "never",
+	}))
+	waitHealthy(t, d)
+	age := func(what string, cond func(seconds float64) bool) {
+		t.Helper()
+		harness.Await(t, patience, what, func(ctx context.Context) (any, bool) {
+			seconds, err := d.Metric(ctx, "pgsource_slot_look_age_seconds", nil)
+			return fmt.Sprint(seconds, err), err == nil && cond(seconds)
+		})
+	}
+	health(t, d, "the slot is looked at", func(_ int, body string) bool { return strings.Contains(body, "reserved") })
+	execSQL(t, pg, `ALTER ROLE app CONNECTION LIMIT 0`)
+	health(t, d, "it says that it cannot look", func(status int, body string) bool {
+		return status == 200 && strings.Contains(body, "could not be looked at since") && strings.Contains(body, "too many connections for role") && strings.Contains(body, `"phase":"streaming"`)
+	})
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'unwatched', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	age("its age grows", func(seconds float64) bool { return seconds > 15 })
+	if status, body, err := d.Get(t.Context(), "/readyz"); err != nil || status != 200 {
+		t.Errorf("it is not ready: %d %s %v", status, body, err)
+	}
+	execSQL(t, pg, `ALTER ROLE app CONNECTION LIMIT -1`)
+	age("it looks again", func(seconds float64) bool { return seconds < 11 })
+	health(t, d, "the check is in order again", func(_ int, body string) bool { return !strings.Contains(body, "could not be looked at") })
+	log := strings.Join(d.Log().Tail(1000), "\n")
+	if n := strings.Count(log, "msg=failing what=slot"); n != 1 {
+		t.Errorf("the log says %d times that it fails:\n%s", n, log)
+	}
+	if !strings.Contains(log, `msg="works again" what=slot`) {
+		t.Errorf("the log does not say that it works again:\n%s", log)
+	}
 }
