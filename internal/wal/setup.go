@@ -221,6 +221,9 @@ func (s *Source) checkTables(ctx context.Context, conn *pgx.Conn, r *ready) erro
 		}
 		s.types.add(types)
 		s.types.resolve(rel)
+		if err := s.checkFilter(ctx, conn, rel); err != nil {
+			return err
+		}
 		if err := s.leaveUnpublished(ctx, conn, rel); err != nil {
 			return err
 		}

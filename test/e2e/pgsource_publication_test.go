@@ -138,3 +138,37 @@ func TestPgsourcePublishedGeneratedColumns(t *testing.T) {
 		t.Errorf("it says %s", said)
 	}
 }
+
+// A row filter over a column outside the replica identity makes Postgres refuse
+// updates and deletes, to everybody, and so does a column list under REPLICA
+// IDENTITY FULL: that is said with the statements that mend it, which do.
+func TestPgsourceRefusesFiltersOutsideTheIdentity(t *testing.T) {
+	t.Parallel()
+	pg := harness.NeedPostgres(t, harness.PostgresOptions{})
+	execSQL(t, pg, `CREATE TABLE outside (id bigint PRIMARY KEY, v int, "W" text);
+		CREATE TABLE inside (id bigint, v int, "W" text, PRIMARY KEY (id, v)); CREATE TABLE whole (id bigint PRIMARY KEY, v int, "W" text);
+		ALTER TABLE whole REPLICA IDENTITY FULL; INSERT INTO outside VALUES (1, 1, 'a');
+		CREATE PUBLICATION holdfast FOR TABLE outside (id, v, "W") WHERE (id > 0 AND "W" IS NOT NULL AND v < 10), inside (id, v, "W") WHERE (v < 10), whole WHERE ("W" IS NOT NULL)`)
+	execSQL(t, pg, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`)
+	sim := startSim(t, felderasim.Options{SQL: `CREATE TABLE outside (id BIGINT NOT NULL PRIMARY KEY, v INT, "W" VARCHAR);
+		CREATE TABLE inside (id BIGINT NOT NULL, v INT NOT NULL, "W" VARCHAR, PRIMARY KEY (id, v)); CREATE TABLE whole (id BIGINT NOT NULL PRIMARY KEY, v INT, "W" VARCHAR)`})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_TABLES": "public.inside,public.whole,public.outside", "PGSOURCE_CREATE": "false"})
+	if err := pg.Exec(t.Context(), `UPDATE outside SET v = 2`); err == nil {
+		t.Fatal("Postgres takes the update: there is nothing to say")
+	}
+	parts := []string{`row filter for public.outside reads "v", "W", outside the replica identity`, `without a column list for "public"."outside", and ALTER TABLE "public"."outside" REPLICA IDENTITY FULL`}
+	wants(t, runCheck(t, env), 65, parts...)
+	d := startPgsource(t, env)
+	said := awaitEnd(t, d, 65)
+	if !strings.Contains(said, "outside the replica identity") {
+		t.Errorf("the start says:\n%s", said)
+	}
+	execSQL(t, pg, `ALTER TABLE "public"."outside" REPLICA IDENTITY FULL`)
+	if err := pg.Exec(t.Context(), `UPDATE outside SET v = 2`); err == nil {
+		t.Fatal("Postgres takes the update: there is nothing to say")
+	}
+	wants(t, runCheck(t, env), 65, "a column list for public.outside, whose replica identity is FULL", `without a list for "public"."outside"`)
+	execSQL(t, pg, `ALTER PUBLICATION "holdfast" SET TABLE outside WHERE (id > 0 AND "W" IS NOT NULL AND v < 10), inside (id, v, "W") WHERE (v < 10), whole WHERE ("W" IS NOT NULL)`)
+	execSQL(t, pg, `UPDATE outside SET v = 2; UPDATE inside SET v = 3; DELETE FROM whole`)
+	wants(t, runCheck(t, env), 0)
+}
