@@ -27,6 +27,7 @@ type baseline struct {
 	columns map[string]baseColumn
 	// filter is the publication's row filter, "" for none.
 	filter string
+	entry  entry
 	// texts decide how stored values read: labels of enums, attributes of
 	// composite types, and settings of the server.
 	texts map[textOf]string
@@ -36,6 +37,26 @@ type baseline struct {
 	// rows lack; nil for none.
 	waits *awaitedCopy
 }
+
+// entry is the table's place in the publication: the numbers that the server gave
+// to both. A table that is taken out and put back has another number, and what was
+// changed in between is in no stream. It is all zero where the publication has the
+// table otherwise, as one of a schema or of all.
+type entry struct {
+	publication, number uint32
+	// list is what else of it makes another one: a column list that is changed, as
+	// a row filter that is, exchanges the entry in one step, and misses nothing.
+	list string
+}
+
+// putBack tells whether the table was taken out of the publication and put back
+// with the filter and the list that it had. A publication that was made anew has
+// missed nothing without an error in the stream.
+func (e entry) putBack(now entry) bool {
+	return e.number != 0 && now.number != 0 && e.number != now.number && e.publication == now.publication && e.list == now.list
+}
+
+const whyPutBack = "it was taken out of the publication and put back (or in one statement exchanged for itself), so changes in between are not in the stream"
 
 // awaitedCopy is a copy that may bring the columns, if it begins again.
 type awaitedCopy struct {
@@ -107,6 +128,7 @@ func (s *Source) lookUpBaselines(ctx context.Context, conn *pgx.Conn, r *ready) 
 	if err != nil {
 		return nil, err
 	}
+	entries := entriesOf(found)
 	names := make(map[uint32]tableName, len(r.oids))
 	for name, oid := range r.oids {
 		names[oid] = name
@@ -139,19 +161,32 @@ func (s *Source) lookUpBaselines(ctx context.Context, conn *pgx.Conn, r *ready) 
 	if err != nil {
 		return nil, err
 	}
-	if !maps.EqualFunc(listed, again, slices.Equal[[]string]) {
+	if !maps.EqualFunc(listed, again, slices.Equal[[]string]) || !maps.Equal(entries, entriesOf(found)) {
 		return nil, &outage{what: "look at the tables", why: "they are being changed", soon: true}
 	}
 	return found, readTexts(ctx, conn, oids, targets, byOID)
 }
 
+func entriesOf(found map[tableName]*baseline) map[tableName]entry {
+	entries := make(map[tableName]entry, len(found))
+	for name, b := range found {
+		entries[name] = b.entry
+	}
+	return entries
+}
+
 // readListed gives the columns of each published table, nil where the server has
-// no column lists, and enters the row filters.
+// no column lists, and enters the row filters and the tables' places.
 func (s *Source) readListed(ctx context.Context, conn *pgx.Conn, found map[tableName]*baseline) (map[tableName][]string, error) {
 	rows, err := conn.Query(ctx, `
 		SELECT schemaname, tablename, coalesce(to_jsonb(p)->>'rowfilter', ''),
-		       CASE WHEN jsonb_typeof(to_jsonb(p)->'attnames') = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) END
-		FROM pg_publication_tables p WHERE pubname = $1`, s.cfg.Publication)
+		       CASE WHEN jsonb_typeof(to_jsonb(p)->'attnames') = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) END,
+		       coalesce(e.publication, 0), coalesce(e.number, 0), coalesce(e.list, '')
+		FROM pg_publication_tables p LEFT JOIN LATERAL (
+			SELECT pr.prpubid AS publication, pr.oid AS number, to_jsonb(pr)->>'prattrs' AS list FROM pg_publication_rel pr
+			JOIN pg_publication pub ON pub.oid = pr.prpubid JOIN pg_class c ON c.oid = pr.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE pub.pubname = p.pubname AND n.nspname = p.schemaname AND c.relname = p.tablename
+		) e ON true WHERE p.pubname = $1`, s.cfg.Publication)
 	if err != nil {
 		return nil, classify("look up the published tables", err)
 	}
@@ -159,9 +194,10 @@ func (s *Source) readListed(ctx context.Context, conn *pgx.Conn, found map[table
 	var name tableName
 	var filter string
 	var columns []string
-	_, err = pgx.ForEachRow(rows, []any{&name.schema, &name.name, &filter, &columns}, func() error {
+	var place entry
+	_, err = pgx.ForEachRow(rows, []any{&name.schema, &name.name, &filter, &columns, &place.publication, &place.number, &place.list}, func() error {
 		if b := found[name]; b != nil {
-			b.filter, listed[name] = filter, slices.Clone(columns)
+			b.filter, b.entry, listed[name] = filter, place, slices.Clone(columns)
 		}
 		return nil
 	})
@@ -244,6 +280,9 @@ func (b *baseline) changed(now *baseline) string {
 			return fmt.Sprintf("values of type %s are written by %s, which is now %s and was %s", of.name, of.class, strconv.Quote(text), strconv.Quote(was))
 		}
 	}
+	if b.entry.putBack(now.entry) {
+		return whyPutBack
+	}
 	return ""
 }
 
@@ -281,6 +320,7 @@ func (b *baseline) addedSince(now *baseline) (added []string) {
 func (b *baseline) fold(now *baseline) {
 	maps.Copy(b.columns, now.columns)
 	maps.Copy(b.texts, now.texts)
+	b.entry = now.entry
 }
 
 // keepUp takes a table as a look without a fault has found it into the state, for

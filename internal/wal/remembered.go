@@ -25,6 +25,7 @@ import (
 //
 //	c<name>=<number>[f][p][:<expression>]  a column; f: the Feldera table has it, p: the publication does
 //	w<filter>                              the row filter, where there is one
+//	r:<publication>/<oid>/<list>           the table's place in the publication, where it is there by name, with its column list
 //	e<oid>=<n>:<labels>                    the n labels of an enum, in the order of their making
 //	m<oid>:<attributes>                    a composite type
 //	s<oid><setting>:<value>                a setting that decides how values of a type read
@@ -57,6 +58,9 @@ func (b *baseline) remembered() string {
 	if b.filter != "" {
 		tokens = append(tokens, "w"+hashed(b.filter))
 	}
+	if b.entry.number != 0 {
+		tokens = append(tokens, "r:"+b.entry.token())
+	}
 	for typ, enum := range b.enums() {
 		tokens = append(tokens, fmt.Sprintf("e%d=%d:%s", typ, len(enum.labels), hashed(enum.labels...)))
 	}
@@ -74,6 +78,21 @@ func (b *baseline) remembered() string {
 	}
 	slices.Sort(tokens)
 	return strings.Join(slices.Compact(tokens), " ")
+}
+
+func (e entry) token() string {
+	return fmt.Sprintf("%d/%d/%s", e.publication, e.number, hashed(e.list))
+}
+
+// putBackSince is putBack for what a line has of a place; an older one has none.
+func (e entry) putBackSince(token string) bool {
+	var was entry
+	var list string
+	if n, err := fmt.Sscanf(token, "%d/%d/%s", &was.publication, &was.number, &list); n != 3 || err != nil || list != hashed(e.list) {
+		return false
+	}
+	was.list = e.list
+	return was.putBack(e)
 }
 
 // enum is one with its labels in the order in which they were made: ADD VALUE
@@ -184,6 +203,10 @@ func (b *baseline) othersSince(was map[string]string) (changed []string) {
 		}
 	}
 	slices.Sort(changed)
+	// Another filter is another place: that is said then.
+	if _, same := was["w"+hashed(b.filter)]; same == (b.filter != "") && same == filtered && b.entry.putBackSince(was["r"]) {
+		changed = append(changed, whyPutBack)
+	}
 	return changed
 }
 

@@ -20,6 +20,7 @@ func plainBaseline() *baseline {
 			"skipped": {number: 5, has: true},
 		},
 		filter: "(id < 2)",
+		entry:  entry{publication: 1, number: 2, list: "[1, 2]"},
 		texts: map[textOf]string{
 			{classEnum, 10, 9, "mood"}: "sad", {classEnum, 12, 9, "mood"}: "glad",
 			{classComposite, 20, 20, "pair"}: "1,2", {"lc_monetary", 790, 790, "money"}: "C",
@@ -53,10 +54,14 @@ func TestSinceTheProcessBefore(t *testing.T) {
 		"another expression": {change: func(b *baseline) {
 			b.columns["g"] = baseColumn{number: 3, has: true, carried: true, generated: "id * 3"}
 		}, changed: `generated column "g"`},
-		"another filter": {change: func(b *baseline) { b.filter = "(id < 3)" }, changed: "row filter is now (id < 3)"},
-		"no filter":      {change: func(b *baseline) { b.filter = "" }, changed: "row filter is now none"},
-		"label renamed":  {change: func(b *baseline) { b.texts[textOf{classEnum, 10, 9, "mood"}] = "blue" }, changed: "labels of type mood were renamed"},
-		"label added":    {change: func(b *baseline) { b.texts[textOf{classEnum, 13, 9, "mood"}] = "new" }},
+		"another filter":               {change: func(b *baseline) { b.filter = "(id < 3)" }, changed: "row filter is now (id < 3)"},
+		"no filter":                    {change: func(b *baseline) { b.filter = "" }, changed: "row filter is now none"},
+		"taken out and put back":       {change: func(b *baseline) { b.entry.number = 3 }, changed: "taken out of the publication and put back"},
+		"another list of no matter":    {change: func(b *baseline) { b.entry.number, b.entry.list = 3, "[1, 2, 7]" }},
+		"published as one of a schema": {change: func(b *baseline) { b.entry = entry{} }},
+		"the publication made anew":    {change: func(b *baseline) { b.entry.publication, b.entry.number = 9, 10 }},
+		"label renamed":                {change: func(b *baseline) { b.texts[textOf{classEnum, 10, 9, "mood"}] = "blue" }, changed: "labels of type mood were renamed"},
+		"label added":                  {change: func(b *baseline) { b.texts[textOf{classEnum, 13, 9, "mood"}] = "new" }},
 		"type made anew": {change: func(b *baseline) {
 			delete(b.texts, textOf{classEnum, 10, 9, "mood"})
 			delete(b.texts, textOf{classEnum, 12, 9, "mood"})
@@ -118,6 +123,15 @@ func TestBaselineFolds(t *testing.T) {
 	look("skipped", "")
 	look("", "")
 	now.texts[textOf{classEnum, 13, 9, "mood"}] = "new"
+	look("", "")
+	now.entry.number, now.entry.list = 3, "[1, 2, 3]" // another list
+	look("", "")
+	now.entry = entry{}
+	look("", "")
+	now.entry = entry{publication: 1, number: 4}
+	look("", "")
+	now.entry.number = 5
+	look("", "taken out of the publication and put back")
 	look("", "")
 	now.columns["x"] = baseColumn{number: 8, has: true, carried: true}
 	look("", `column "x" is another one`)
@@ -188,4 +202,30 @@ func TestColumnsThatComeDuringACopy(t *testing.T) {
 	look(&copyJob{ID: 2, Restarts: 1}, "x\x00y", true, false)
 	look(&copyJob{ID: 3, Restarts: 9}, "x\x00y", true, false) // another copy
 	look(&copyJob{ID: 3, Restarts: 10}, "x\x00y", false, true)
+}
+
+// Another filter or list is another place in the publication: only that is said of
+// it. What a process of an older build has left names no place, and is no reason to
+// stop.
+func TestPlaceInThePublication(t *testing.T) {
+	was, now := plainBaseline(), plainBaseline()
+	now.filter, now.entry.number = "(id < 3)", 3
+	if changed, _ := now.since(was.remembered()); len(changed) != 1 || !strings.Contains(changed[0], "row filter is now") {
+		t.Errorf("another filter: %q", changed)
+	}
+	if why := was.changed(now); !strings.Contains(why, "row filter is now") {
+		t.Errorf("another filter, while it runs: %q", why)
+	}
+	now = plainBaseline()
+	now.entry.number = 3
+	place := " r:" + was.entry.token()
+	older := strings.Replace(was.remembered(), place, "", 1)
+	if older == was.remembered() {
+		t.Fatalf("no place in %q", older)
+	}
+	for _, line := range []string{older, older + " r", older + " r:", older + " r:1/x/y", older + " r:1/2"} {
+		if changed, added := now.since(line); len(changed)+len(added) > 0 {
+			t.Errorf("%q: %q, %q", line, changed, added)
+		}
+	}
 }

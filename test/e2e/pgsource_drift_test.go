@@ -214,6 +214,10 @@ func TestPgsourceNoticesChangedRows(t *testing.T) {
 			"renamed", `ALTER TABLE renamed RENAME v TO w; INSERT INTO renamed VALUES (3, 3, 'three', 'sad')`,
 			"what a rename looks like", "[[1 1 one sad] [2 2 two sad]]",
 		},
+		{
+			"put_back", `ALTER PUBLICATION put_back DROP TABLE put_back; INSERT INTO put_back VALUES (3, 3, 'unseen', 'sad'); ALTER PUBLICATION put_back ADD TABLE put_back`,
+			"it was taken out of the publication and put back", "[[1 1 one sad] [2 2 two sad]]",
+		},
 	}
 	pg := harness.NeedPostgres(t, harness.PostgresOptions{Settings: map[string]string{"max_replication_slots": "20", "max_wal_senders": "20"}})
 	execSQL(t, pg, `CREATE TYPE mood AS ENUM ('sad', 'glad'); CREATE TYPE mood2 AS ENUM ('sad', 'glad'); CREATE DOMAIN feeling AS mood2; CREATE TYPE pair AS (a text, b int)`)
@@ -285,7 +289,9 @@ func TestPgsourceNoticesChangesWhileDown(t *testing.T) {
 		{"exchanged", `ALTER TABLE exchanged RENAME n TO x; ALTER TABLE exchanged RENAME k TO n; ALTER TABLE exchanged RENAME x TO k`, `column "k" is another one`},
 		{"made_anew", `ALTER TABLE made_anew DROP v; ALTER TABLE made_anew ADD v text DEFAULT 'anew'`, `column "v" is another one`},
 		{"labelled", `ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'`, "mood were renamed"},
-		{"filtered", `ALTER PUBLICATION holdfast SET TABLE exchanged, made_anew, labelled, filtered WHERE (id < 2), defaulted, renamed, empty_column, grown, parts, untouched; UPDATE filtered SET v = 'new'`, "row filter is now (id < 2)"},
+		{"filtered", `ALTER PUBLICATION holdfast SET TABLE exchanged, made_anew, labelled, filtered WHERE (id < 2), defaulted, renamed, empty_column, grown, parts, put_back, relisted (id, n, k, v), untouched; UPDATE filtered SET v = 'new'`, "row filter is now (id < 2)"},
+		{"put_back", `ALTER PUBLICATION holdfast DROP TABLE put_back; INSERT INTO put_back VALUES (3, 30, 300, 'unseen'); ALTER PUBLICATION holdfast ADD TABLE put_back`, "it was taken out of the publication and put back"},
+		{"relisted", `ANALYZE relisted`, ""}, // it has a column list by what is done to filtered, of every column
 		{"parts", `ALTER TABLE parts DETACH PARTITION p1; CREATE TABLE p2 PARTITION OF parts FOR VALUES FROM (20) TO (30); ALTER TABLE parts ATTACH PARTITION spare FOR VALUES FROM (30) TO (40)`, "partition public.spare was attached"},
 		{"defaulted", `ALTER TABLE defaulted ADD x int DEFAULT 7`, ""},
 		{"renamed", `ALTER TABLE renamed RENAME k TO x`, ""},
