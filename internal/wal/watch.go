@@ -79,7 +79,7 @@ const looksStale = 3 * time.Minute
 // showLook shows what became of a look, and tells whether it has found a gap.
 func (s *Source) showLook(seen Status, err error) (gap bool) {
 	refused, _ := errors.AsType[*decode.Refusal](err)
-	_, judged := errors.AsType[*unusableSlot](err)
+	_, judged := errors.AsType[*unusableSlotError](err)
 	switch {
 	case err == nil:
 		s.looked(seen)
@@ -91,10 +91,10 @@ func (s *Source) showLook(seen Status, err error) (gap bool) {
 	return refused != nil && refused.Reason == decode.ReasonGap
 }
 
-// unusableSlot is a refusal of the slot itself, which a look has found.
-type unusableSlot struct{ error }
+// unusableSlotError is a refusal of the slot itself, which a look has found.
+type unusableSlotError struct{ error }
 
-func (e *unusableSlot) Unwrap() error { return e.error }
+func (e *unusableSlotError) Unwrap() error { return e.error }
 
 // looked shows what a look has found.
 func (s *Source) looked(st Status) {
@@ -161,7 +161,7 @@ func (s *Source) showSlot(ctx context.Context, conn *pgx.Conn) (*slotState, erro
 	m.slot.spilledTransactions.Store(slot.spilledTransactions)
 	m.slot.spilledBytes.Store(slot.spilledBytes)
 	if err := slot.usable(s.cfg.Slot); err != nil {
-		return nil, &unusableSlot{err}
+		return nil, &unusableSlotError{err}
 	}
 	return slot, nil
 }

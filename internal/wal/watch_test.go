@@ -35,12 +35,12 @@ func TestLooksThatFail(t *testing.T) {
 		if shown.OK || shown.Blocking || !shown.Works || shown.Hint != "grant it" {
 			t.Errorf("it holds something up, or does not say what to do: %+v", shown)
 		}
-		time.Sleep(time.Minute)
+		_ = sleep(t.Context(), time.Minute)
 		look(nil, false, "reserved")
-		time.Sleep(time.Minute)
+		_ = sleep(t.Context(), time.Minute)
 		since = time.Now().UTC().Format(time.RFC3339)
 		look(errors.New("too many clients"), false, "since "+since, "too many clients", "the last look found: reserved")
-		time.Sleep(5 * time.Minute)
+		_ = sleep(t.Context(), 5*time.Minute)
 		look(errors.New("too many clients"), false, "since "+since, "out of date")
 		if strings.Contains(shown.Message, "reserved") {
 			t.Errorf("it still shows what was: %s", shown.Message)
@@ -50,7 +50,7 @@ func TestLooksThatFail(t *testing.T) {
 			t.Errorf("it is not in order again: %+v", shown)
 		}
 		look(&decode.Refusal{Reason: decode.ReasonGap, What: "slot", Why: "dropped"}, true, "dropped")
-		look(&unusableSlot{&decode.Refusal{Reason: decode.ReasonSetup, What: "slot", Why: "temporary"}}, false, "temporary")
+		look(&unusableSlotError{&decode.Refusal{Reason: decode.ReasonSetup, What: "slot", Why: "temporary"}}, false, "temporary")
 		if !shown.Blocking {
 			t.Errorf("a slot that cannot serve waits for nobody: %+v", shown)
 		}
