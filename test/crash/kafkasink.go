@@ -27,7 +27,7 @@ import (
 const (
 	partitions = 4
 	keys       = 8 // of each partition
-	topic      = "counters"
+	counters   = "counters"
 	events     = "events" // each record another row, in a table without a key of its own
 	deadTopic  = "counters-dead"
 	group      = "crash"
@@ -41,13 +41,14 @@ func counterProgram(v *variant) string {
 // counterOracle watches every completed state of the destination, and knows
 // what was produced.
 type counterOracle struct {
-	progress bool   // a record is proven by a progress row, not by its own row
-	topicID  string // of the counters, as the progress table names it
+	progress bool              // a record is proven by a progress row beside its own row
+	topics   map[string]string // by their ids, as the progress table names them
 
 	mu       sync.Mutex
 	seen     map[int64]int64 // the number of each key, as last seen
 	held     map[int64]int64 // the highest that was ever completed
-	produced [partitions][]counted
+	there    map[int64]bool  // the events that ever were in a completed state
+	produced map[lane][]counted
 	// offsets are those of each key's numbers, from 1 on.
 	offsets   [partitions * keys][]int64
 	committed [partitions]int64 // as last told to the broker
@@ -63,16 +64,20 @@ type counterOracle struct {
 	// losing: the next incarnation begins with less than this one has.
 	losing bool
 	// recorded is how far the progress rows of each partition ever were.
-	recorded [partitions]int64
+	recorded map[lane]int64
 	regress  []string
 	double   []string
 	expected map[string]int
 }
 
+// counted is a record: the next number of a key, or an event.
 type counted struct{ offset, key, n int64 }
 
 func newCounterOracle(progress bool) *counterOracle {
-	return &counterOracle{progress: progress, seen: make(map[int64]int64), held: make(map[int64]int64), expected: make(map[string]int)}
+	return &counterOracle{
+		progress: progress, topics: make(map[string]string), seen: make(map[int64]int64), held: make(map[int64]int64), there: make(map[int64]bool),
+		produced: make(map[lane][]counted), recorded: make(map[lane]int64), expected: make(map[string]int),
+	}
 }
 
 // observe looks at one state. It is called under the simulator's lock.
@@ -94,14 +99,18 @@ func (o *counterOracle) observe(v felderasim.View) {
 	o.state.incarnation, o.state.steps = incarnation, steps
 	o.states++
 	for _, row := range v.Rows("holdfast_progress") {
-		lane, is := row["lane"].(string)
+		name, is := row["lane"].(string)
 		if !is {
 			panic("a progress row without a lane")
 		}
-		topicID, p, _ := strings.Cut(lane, "/")
-		if n, err := strconv.Atoi(p); err == nil && topicID == o.topicID {
-			o.recorded[n] = max(o.recorded[n], number(row["position"]))
+		topicID, p, _ := strings.Cut(name, "/")
+		if n, err := strconv.Atoi(p); err == nil && o.topics[topicID] != "" {
+			l := lane{o.topics[topicID], int32(n)}
+			o.recorded[l] = max(o.recorded[l], number(row["position"]))
 		}
+	}
+	for _, row := range v.Changed(events) {
+		o.there[number(row["n"])] = true
 	}
 	for _, row := range v.Rows("counters") {
 		k, n := number(row["k"]), number(row["n"])
@@ -130,30 +139,35 @@ func (o *counterOracle) wentBack(k, before, n int64) {
 
 // missing tells which record below an offset was in no completed state; "" =
 // none.
-func (o *counterOracle) missing(partition int32, offset int64) string {
+func (o *counterOracle) missing(l lane, offset int64) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	list := o.produced[partition]
+	list := o.produced[l]
 	n := 0
 	for n < len(list) && list[n].offset < offset {
 		c := list[n]
-		if o.progress && o.recorded[partition] <= c.offset {
+		if o.progress && o.recorded[l] <= c.offset {
 			return fmt.Sprintf("no progress row for offset %d is completed", c.offset)
 		}
-		if o.held[c.key] < c.n {
+		switch {
+		case l.topic == events && !o.there[c.n]:
+			return fmt.Sprintf("event %d, at offset %d, is in no completed state", c.n, c.offset)
+		case l.topic == counters && o.held[c.key] < c.n:
 			return fmt.Sprintf("number %d of key %d, at offset %d, is in no completed state", c.n, c.key, c.offset)
 		}
 		n++
 	}
-	o.produced[partition] = slices.Delete(list, 0, n)
+	o.produced[l] = slices.Delete(list, 0, n)
 	return ""
 }
 
 // told takes an offset that was committed.
-func (o *counterOracle) told(partition int32, offset int64) {
+func (o *counterOracle) told(l lane, offset int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.committed[partition] = offset
+	if l.topic == counters {
+		o.committed[l.partition] = offset
+	}
 }
 
 // counterWorld is a kafkasink, or two, with everything around it.
@@ -182,7 +196,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 			w.close()
 		}
 	}()
-	w.tap = newKafkaTap(topic, w.oracle)
+	w.tap = newKafkaTap(w.oracle)
 	if w.proxy, err = harness.StartProxy(""); err != nil {
 		return nil, err
 	}
@@ -193,7 +207,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = w.kafka.CreateTopic(ctx, topic, partitions, nil); err != nil {
+	if err = w.kafka.CreateTopic(ctx, counters, partitions, nil); err != nil {
 		return nil, err
 	}
 	if err = w.kafka.CreateTopic(ctx, events, partitions, nil); err != nil {
@@ -202,7 +216,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if err = w.kafka.CreateTopic(ctx, deadTopic, 1, nil); err != nil {
 		return nil, err
 	}
-	if err = w.learnTopicID(ctx); err != nil {
+	if err = w.learnTopicIDs(ctx); err != nil {
 		return nil, err
 	}
 	w.sim, err = felderasim.New(felderasim.Options{
@@ -220,7 +234,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 		return nil, err
 	}
 	env := opts.daemonEnv(map[string]string{
-		"KAFKASINK_BROKERS": w.proxy.Addr(), "KAFKASINK_GROUP": group, "KAFKASINK_TOPICS": topic + "=counters:json," + events + "=events:json",
+		"KAFKASINK_BROKERS": w.proxy.Addr(), "KAFKASINK_GROUP": group, "KAFKASINK_TOPICS": counters + "=counters:json," + events + "=events:json",
 		"KAFKASINK_POISON": "dlq", "KAFKASINK_DLQ_TOPIC": deadTopic, "KAFKASINK_POISON_LIMIT": "100000",
 		"KAFKASINK_COMMIT_INTERVAL": "100ms", "KAFKASINK_SESSION_TIMEOUT": "3s", "KAFKASINK_DRAIN_TIMEOUT": "2s",
 		"KAFKASINK_BATCH_ROWS": "50", "KAFKASINK_START": "earliest",
@@ -231,7 +245,7 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w.client, err = w.kafka.Client(kgo.DefaultProduceTopic(topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	w.client, err = w.kafka.Client(kgo.DefaultProduceTopic(counters), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if err != nil {
 		return nil, err
 	}
@@ -253,20 +267,30 @@ func openCounters(ctx context.Context, opts worldOptions) (_ world, err error) {
 	return w, nil
 }
 
-// learnTopicID finds out by what id commits and progress rows name the topic.
-func (w *counterWorld) learnTopicID(ctx context.Context) error {
+// learnTopicIDs finds out by what ids commits and progress rows name the topics.
+func (w *counterWorld) learnTopicIDs(ctx context.Context) error {
 	client, err := w.kafka.Client()
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	topics, err := kadm.NewClient(client).ListTopics(ctx, topic)
-	if err != nil {
-		return err
-	}
-	id := topics[topic].ID
-	w.tap.topicID, w.oracle.topicID = id, hex.EncodeToString(id[:])
-	return nil
+	// A topic is made before every broker that is asked knows it.
+	limit, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return harness.Eventually(limit, "the broker names the topics", func(ctx context.Context) (any, bool) {
+		topics, err := kadm.NewClient(client).ListTopics(ctx, counters, events)
+		if err != nil {
+			return err, false
+		}
+		for _, name := range []string{counters, events} {
+			id := topics[name].ID
+			if id == (kadm.TopicID{}) {
+				return topics, false
+			}
+			w.tap.topics[id], w.oracle.topics[hex.EncodeToString(id[:])] = name, name
+		}
+		return nil, true
+	})
 }
 
 // writer produces until ctx ends.
@@ -304,7 +328,8 @@ func (w *counterWorld) produce(ctx context.Context, records int) error {
 		w.n[key] = n
 		w.oracle.mu.Lock()
 		w.oracle.offsets[key] = append(w.oracle.offsets[key], r.Offset)
-		w.oracle.produced[partition] = append(w.oracle.produced[partition], counted{r.Offset, int64(key), n})
+		l := lane{counters, partition}
+		w.oracle.produced[l] = append(w.oracle.produced[l], counted{r.Offset, int64(key), n})
 		w.oracle.mu.Unlock()
 	}
 	return nil
@@ -316,6 +341,10 @@ func (w *counterWorld) produceEvent(ctx context.Context) error {
 	if err := w.client.ProduceSync(context.WithoutCancel(ctx), r).FirstErr(); err != nil {
 		return err
 	}
+	l := lane{events, r.Partition}
+	w.oracle.mu.Lock()
+	w.oracle.produced[l] = append(w.oracle.produced[l], counted{r.Offset, 0, int64(w.events)})
+	w.oracle.mu.Unlock()
 	w.events++
 	return nil
 }
@@ -376,7 +405,7 @@ func (w *counterWorld) sample(ctx context.Context) {
 		at, err := w.kafka.CommittedOffsets(limit, group)
 		cancel()
 		if err == nil { // else it is being restarted
-			w.tap.sampled(at[topic], confirmed)
+			w.tap.sampled(at, confirmed)
 		}
 	}
 }
@@ -472,7 +501,7 @@ func (w *counterWorld) rest(ctx context.Context) error {
 	ends := map[string]map[int32]int64{}
 	err := harness.Eventually(ctx, "the broker says where the log ends", func(ctx context.Context) (any, bool) {
 		var err error
-		for _, topic := range []string{topic, events} {
+		for _, topic := range []string{counters, events} {
 			if ends[topic], err = w.kafka.EndOffsets(ctx, topic); err != nil {
 				return err, false
 			}

@@ -14,15 +14,15 @@ import (
 // kafkaTap listens to what kafkasink says to the broker and checks every
 // commit of an offset at the moment it is sent.
 type kafkaTap struct {
-	topic string
-	// topicID is the topic's, set before there is a connection.
-	topicID [16]byte
-	oracle  *counterOracle
+	// topics names those that are watched by their ids; set before there is a
+	// connection.
+	topics map[[16]byte]string
+	oracle *counterOracle
 
 	mu sync.Mutex
 	// committed is the highest offset that was heard of each partition, has the
 	// one that the broker has confirmed last.
-	committed, has map[int32]int64
+	committed, has map[lane]int64
 	commits        int
 	moves          int // offsets that were above the one committed before
 	samples        int
@@ -35,16 +35,24 @@ type kafkaTap struct {
 	healed    int
 }
 
-func newKafkaTap(topic string, o *counterOracle) *kafkaTap {
-	return &kafkaTap{topic: topic, oracle: o, committed: make(map[int32]int64), has: make(map[int32]int64)}
+func newKafkaTap(o *counterOracle) *kafkaTap {
+	return &kafkaTap{topics: make(map[[16]byte]string), oracle: o, committed: make(map[lane]int64), has: make(map[lane]int64)}
 }
+
+// lane is a partition of one of the topics that are watched.
+type lane struct {
+	topic     string
+	partition int32
+}
+
+func (l lane) String() string { return fmt.Sprintf("partition %d of %s", l.partition, l.topic) }
 
 // sent is a commit whose answer is awaited.
 type sent struct {
 	version int16
-	offsets map[int32]int64
+	offsets map[lane]int64
 	// lower names the partitions whose offset is below what the group had.
-	lower map[int32]string
+	lower map[lane]string
 }
 
 // connection makes the ears of one connection. What is committed is judged when
@@ -106,7 +114,7 @@ func frames(message func([]byte)) func([]byte) {
 func (t *kafkaTap) request(b []byte) sent {
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.SetVersion(int16(binary.BigEndian.Uint16(b[2:])))
-	out := sent{req.GetVersion(), map[int32]int64{}, map[int32]string{}}
+	out := sent{req.GetVersion(), map[lane]int64{}, map[lane]string{}}
 	client := int(int16(binary.BigEndian.Uint16(b[8:])))
 	body := b[10+max(client, 0):]
 	if req.IsFlexible() {
@@ -118,39 +126,44 @@ func (t *kafkaTap) request(b []byte) sent {
 		t.early = append(t.early, fmt.Sprintf("a commit that cannot be read: %v", err))
 		return out
 	}
-	for _, topic := range req.Topics {
-		if !t.is(topic.Topic, topic.TopicID) {
+	for _, it := range req.Topics {
+		topic, ours := t.watched(it.Topic, it.TopicID)
+		if !ours {
 			continue
 		}
-		for _, p := range topic.Partitions {
+		for _, p := range it.Partitions {
 			t.commits++
-			out.offsets[p.Partition] = p.Offset
-			if lower := t.judge(p.Partition, p.Offset); lower != "" {
-				out.lower[p.Partition] = lower
+			l := lane{topic, p.Partition}
+			out.offsets[l] = p.Offset
+			if lower := t.judge(l, p.Offset); lower != "" {
+				out.lower[l] = lower
 			}
 		}
 	}
 	return out
 }
 
-// is tells whether a topic is the one that is watched. Newer versions name it
-// by its id.
-func (t *kafkaTap) is(name string, id [16]byte) bool {
-	return name == t.topic || name == "" && id == t.topicID
+// watched gives the name of a topic, if it is one of those that are watched.
+// Newer versions of the protocol name it by its id.
+func (t *kafkaTap) watched(name string, id [16]byte) (topic string, ours bool) {
+	if name == "" {
+		name = t.topics[id]
+	}
+	return name, name == counters || name == events
 }
 
 // judge holds an offset that is about to be committed against the evidence, and
 // says where it is below what the group has.
-func (t *kafkaTap) judge(p int32, offset int64) (lower string) {
+func (t *kafkaTap) judge(p lane, offset int64) (lower string) {
 	if what := t.oracle.missing(p, offset); what != "" {
-		t.early = append(t.early, fmt.Sprintf("offset %d of partition %d committed, and %s", offset, p, what))
+		t.early = append(t.early, fmt.Sprintf("offset %d of %s committed, and %s", offset, p, what))
 	}
 	switch has := t.has[p]; {
 	case offset >= has:
 	case t.backwards:
 		t.healed++
 	default:
-		lower = fmt.Sprintf("partition %d: offset %d after %d", p, offset, has)
+		lower = fmt.Sprintf("%s: offset %d after %d", p, offset, has)
 	}
 	if offset > t.committed[p] {
 		t.moves++
@@ -175,18 +188,17 @@ func (t *kafkaTap) answer(b []byte, s sent) {
 		t.early = append(t.early, fmt.Sprintf("the answer to a commit that cannot be read: %v", err))
 		return
 	}
-	for _, topic := range resp.Topics {
-		if !t.is(topic.Topic, topic.TopicID) {
-			continue
-		}
-		for _, p := range topic.Partitions {
-			offset, ours := s.offsets[p.Partition]
-			lower := s.lower[p.Partition]
+	for _, it := range resp.Topics {
+		topic, _ := t.watched(it.Topic, it.TopicID)
+		for _, p := range it.Partitions {
+			l := lane{topic, p.Partition}
+			offset, ours := s.offsets[l]
+			lower := s.lower[l]
 			switch {
 			case !ours:
 			case p.ErrorCode == 0:
-				t.has[p.Partition] = offset
-				t.oracle.told(p.Partition, offset)
+				t.has[l] = offset
+				t.oracle.told(l, offset)
 				if lower != "" {
 					t.back = append(t.back, lower)
 				}
@@ -211,7 +223,7 @@ func (t *kafkaTap) moved() int {
 }
 
 // confirmed tells what the broker has confirmed by now; nil where that may go back.
-func (t *kafkaTap) confirmed() map[int32]int64 {
+func (t *kafkaTap) confirmed() map[lane]int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.backwards {
@@ -222,18 +234,21 @@ func (t *kafkaTap) confirmed() map[int32]int64 {
 
 // sampled takes the group's offsets as the broker has them, and what it had
 // confirmed before it was asked.
-func (t *kafkaTap) sampled(at, confirmed map[int32]int64) {
+func (t *kafkaTap) sampled(at map[string]map[int32]int64, confirmed map[lane]int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.samples++
 	for p, offset := range confirmed {
-		if at[p] < offset && !t.backwards {
-			t.back = append(t.back, fmt.Sprintf("partition %d: the broker has %d after it had confirmed %d", p, at[p], offset))
+		if has := at[p.topic][p.partition]; has < offset && !t.backwards {
+			t.back = append(t.back, fmt.Sprintf("%s: the broker has %d after it had confirmed %d", p, has, offset))
 		}
 	}
-	for p, offset := range at {
-		if offset > t.committed[p] && !t.backwards {
-			t.early = append(t.early, fmt.Sprintf("the broker has offset %d of partition %d, and the members were heard to say %d", offset, p, t.committed[p]))
+	for topic := range at {
+		for n, offset := range at[topic] {
+			p := lane{topic, n}
+			if offset > t.committed[p] && !t.backwards {
+				t.early = append(t.early, fmt.Sprintf("the broker has offset %d of %s, and the members were heard to say %d", offset, p, t.committed[p]))
+			}
 		}
 	}
 }

@@ -16,8 +16,11 @@ type wire struct {
 	id   uint32
 }
 
-// say sends one commit of an offset and gives the id by which it is answered.
-func (w *wire) say(offset int64) uint32 {
+// say sends one commit of an offset of the counters and gives the id by which it
+// is answered.
+func (w *wire) say(offset int64) uint32 { return w.sayOf(counters, offset) }
+
+func (w *wire) sayOf(topic string, offset int64) uint32 {
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.SetVersion(8)
 	req.Group, req.Generation, req.MemberID = group, 1, "one"
@@ -37,7 +40,7 @@ func (w *wire) answer(id uint32, code int16) {
 	p := kmsg.NewOffsetCommitResponseTopicPartition()
 	p.ErrorCode = code
 	t := kmsg.NewOffsetCommitResponseTopic()
-	t.Topic, t.Partitions = topic, append(t.Partitions, p)
+	t.Topic, t.Partitions = counters, append(t.Partitions, p)
 	resp.Topics = append(resp.Topics, t)
 	body := append([]byte{0}, resp.AppendTo(nil)...) // no tags
 	b := binary.BigEndian.AppendUint32(nil, uint32(4+len(body)))
@@ -50,7 +53,7 @@ func (w *wire) answer(id uint32, code int16) {
 // stood still with a commit in its hands while another took its partitions.
 func TestKafkaTapGoingBack(t *testing.T) {
 	start := func() (*kafkaTap, *wire) {
-		tap := newKafkaTap(topic, newCounterOracle(false))
+		tap := newKafkaTap(newCounterOracle(false))
 		w := &wire{ears: tap.connection()}
 		w.answer(w.say(100), 0)
 		return tap, w
@@ -68,11 +71,11 @@ func TestKafkaTapGoingBack(t *testing.T) {
 		}, 1, 0},
 		"no answer, and the broker took it": {func(tap *kafkaTap, w *wire) {
 			w.say(99)
-			tap.sampled(map[int32]int64{0: 99}, tap.confirmed())
+			tap.sampled(map[string]map[int32]int64{counters: {0: 99}}, tap.confirmed())
 		}, 1, 0},
 		"no answer, and the broker did not take it": {func(tap *kafkaTap, w *wire) {
 			w.say(99)
-			tap.sampled(map[int32]int64{0: 100}, tap.confirmed())
+			tap.sampled(map[string]map[int32]int64{counters: {0: 100}}, tap.confirmed())
 		}, 0, 0},
 		"the broker has none any more": {func(tap *kafkaTap, _ *wire) {
 			tap.sampled(nil, tap.confirmed())
@@ -80,7 +83,7 @@ func TestKafkaTapGoingBack(t *testing.T) {
 		"allowed, behind a pipeline that lost rows": {func(tap *kafkaTap, w *wire) {
 			tap.mayGoBack(true)
 			w.answer(w.say(99), 0)
-			tap.sampled(map[int32]int64{0: 99}, tap.confirmed())
+			tap.sampled(map[string]map[int32]int64{counters: {0: 99}}, tap.confirmed())
 		}, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,6 +92,36 @@ func TestKafkaTapGoingBack(t *testing.T) {
 			early, back, _, refused := tap.faults()
 			if len(early) != 0 || len(back) != c.back || refused != c.refused {
 				t.Errorf("early %v, back %v (want %d), refused %d (want %d)", early, back, c.back, refused, c.refused)
+			}
+		})
+	}
+}
+
+// TestKafkaTapEvents holds that offsets of the topic without keys need their
+// rows in a completed state too, and a progress row where there are any.
+func TestKafkaTapEvents(t *testing.T) {
+	first := lane{events, 0}
+	for name, c := range map[string]struct {
+		progress bool
+		there    bool
+		recorded int64
+		early    int
+	}{
+		"not there":           {early: 1},
+		"there":               {there: true},
+		"there, not recorded": {progress: true, there: true, recorded: 4, early: 1},
+		"recorded, not there": {progress: true, recorded: 5, early: 1},
+		"there and recorded":  {progress: true, there: true, recorded: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newCounterOracle(c.progress)
+			o.produced[first] = []counted{{offset: 4, n: 7}}
+			o.there[7], o.recorded[first] = c.there, c.recorded
+			tap := newKafkaTap(o)
+			w := &wire{ears: tap.connection()}
+			w.answer(w.sayOf(events, 5), 0)
+			if early, back, _, _ := tap.faults(); len(early) != c.early || len(back) != 0 {
+				t.Errorf("early %v, back %v", early, back)
 			}
 		})
 	}

@@ -47,6 +47,9 @@ const (
 	// anything; AnswerAfter applies the request first.
 	Answer      FaultKind = "answer"
 	AnswerAfter FaultKind = "answer_after"
+	// HoldAnswer applies the request and holds its answer until the fault is
+	// cleared; AnswersHeld counts those that wait.
+	HoldAnswer FaultKind = "hold_answer"
 	// AppliedTwice makes the manager send a non-streaming POST twice, as it
 	// does when its first try broke off: the second answer is the client's.
 	AppliedTwice FaultKind = "applied_twice"
@@ -70,7 +73,7 @@ const (
 
 var faultKinds = []FaultKind{
 	Delay, Hang, DropRequest, DropResponse, UnavailableBefore, UnavailableAfter, ApplyLate, CutBody, TooMany,
-	Unauthorized, Forbidden, Answer, AnswerAfter, AppliedTwice, QueryError, CrashBefore, CrashAfter,
+	Unauthorized, Forbidden, Answer, AnswerAfter, HoldAnswer, AppliedTwice, QueryError, CrashBefore, CrashAfter,
 	RefuseRow, StallRow, CrashRow,
 }
 
@@ -108,6 +111,7 @@ type activeFault struct {
 	Fault
 	id    string
 	hits  int
+	held  int           // answers, of HoldAnswer
 	ended chan struct{} // closed when it is cleared
 }
 
@@ -169,6 +173,36 @@ func (s *Sim) FaultHits(id string) int {
 		}
 	}
 	return 0
+}
+
+// AnswersHeld is how many answers a fault of the kind HoldAnswer has held: what
+// asked for them is applied.
+func (s *Sim) AnswersHeld(id string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range s.faults {
+		if a.id == id {
+			return a.held
+		}
+	}
+	return 0
+}
+
+// holdAnswer waits until the fault is cleared, and tells whether the answer is
+// still of use then.
+func (s *Sim) holdAnswer(ctx context.Context, p *process, a *activeFault) bool {
+	s.mu.Lock()
+	a.held++
+	s.notifyLocked()
+	s.mu.Unlock()
+	select {
+	case <-a.ended:
+		return true
+	case <-p.dead:
+	case <-ctx.Done():
+	case <-s.ctx.Done():
+	}
+	return false
 }
 
 // strike gives the faults that hit a request, each kind at most once.

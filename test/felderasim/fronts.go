@@ -135,6 +135,9 @@ func (s *Sim) perform(r *http.Request, f front, p *process, c call, limit time.D
 	}
 	select {
 	case a := <-done:
+		if x, ok := faults[HoldAnswer]; ok && !s.holdAnswer(r.Context(), p, x) {
+			return cut
+		}
 		return s.after(a, f, c, faults)
 	case <-expired:
 		giveUp(errAbandoned)

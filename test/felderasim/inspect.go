@@ -178,6 +178,28 @@ func (v View) Rows(table string) []map[string]any {
 	return rowValues(rows, def)
 }
 
+// Changed gives the rows of a table that have changed since the last call and
+// are there, in no order; the first call, and one of a new incarnation, gives
+// all of them. Nobody may query the table as well: a query takes the same
+// changes.
+func (v View) Changed(table string) []map[string]any {
+	rows, def, _, ok := v.s.engine.Changes(table)
+	if !ok {
+		return nil
+	}
+	rr := core.NewRowReader(def)
+	var out []map[string]any
+	for _, w := range rows {
+		if w.Weight > 0 {
+			out = append(out, rr.Values(w.Row))
+		}
+	}
+	return out
+}
+
+// InTransaction tells whether a transaction is open.
+func (v View) InTransaction() bool { return v.s.engine.InTransaction() }
+
 // Settled tells whether everything that the tables hold is completed: no
 // transaction is open and no output is frozen.
 func (v View) Settled() bool { return v.s.engine.Settled() }

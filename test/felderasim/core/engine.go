@@ -727,6 +727,12 @@ func (e *Engine) Settled() bool {
 	return e.engineTxn == "NoTransaction" && (!e.stepped || e.completed == e.initiated)
 }
 
+// InTransaction tells whether a transaction is open, or was begun and waits for
+// the next step.
+func (e *Engine) InTransaction() bool {
+	return e.engineTxn != "NoTransaction" || e.apiPhase == "Started"
+}
+
 // Crash ends the process and starts a new incarnation from what keep names.
 // What was only queued is lost in every case.
 func (e *Engine) Crash(keep Keep) {
