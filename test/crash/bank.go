@@ -129,9 +129,14 @@ type bankOracle struct {
 	// losing: the next incarnation begins with less than this one has; lossy:
 	// also with less than was acknowledged.
 	losing, lossy bool
-	// lostUpTo is the last transaction of each writer that a pipeline held which
-	// lost what it had acknowledged.
+	// acked is the last transaction of each writer that was acknowledged; now the
+	// last that this incarnation has held, or one that kept what this one began with.
+	acked, now [writers + 1]int64
+	// lostUpTo is the last transaction of each writer that was acknowledged on the
+	// word of a pipeline which lost it.
 	lostUpTo [writers + 1]int64
+	// hasLost: a pipeline has lost what was acknowledged at some time.
+	hasLost bool
 }
 
 func newBankOracle() *bankOracle {
@@ -150,10 +155,10 @@ func (o *bankOracle) observe(v felderasim.View) {
 	defer o.mu.Unlock()
 	incarnation, steps := v.Incarnation(), v.Counters().Steps
 	if incarnation != o.seen.incarnation && o.losing {
-		// The pipeline itself went back; from there it only goes on.
-		clear(o.versions)
+		clear(o.versions) // the pipeline itself went back; from there it only goes on
+		o.now = [writers + 1]int64{}
 		if o.lossy {
-			o.lostUpTo = o.held
+			o.loses()
 		}
 		o.losing, o.lossy = false, false
 	}
@@ -173,6 +178,7 @@ func (o *bankOracle) observe(v felderasim.View) {
 		id, n := number(row["id"]), number(row["n"])
 		o.see(fmt.Sprintf("writer %d", id), n)
 		o.held[id] = max(o.held[id], n)
+		o.now[id] = max(o.now[id], n)
 	}
 	for _, row := range v.Rows("holdfast_progress") {
 		o.recorded = max(o.recorded, uint64(number(row["position"])))
@@ -219,8 +225,29 @@ func (o *bankOracle) rests() {
 	o.excuse = ""
 }
 
-// lost gives the last transaction of each writer that was lost with a pipeline
-// at some time.
+// loses takes note that the pipeline came back without what was acknowledged. The
+// caller holds mu.
+func (o *bankOracle) loses() {
+	o.hasLost, o.lostUpTo, o.now = true, o.acked, [writers + 1]int64{}
+}
+
+// acknowledged takes a transaction of a writer at the moment at which it is
+// acknowledged. Evidence can be older than a loss: a transaction is completed
+// and pgsource keeps its position; the pipeline comes back without it; only then
+// the server is told. Nobody sends it again, so it is lost as much as what was
+// acknowledged before. What this pipeline has held, or a later one of the same
+// writer, was sent to it and is not.
+func (o *bankOracle) acknowledged(writer int, n int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.acked[writer] = max(o.acked[writer], n)
+	if o.hasLost && n > o.now[writer] {
+		o.lostUpTo[writer] = max(o.lostUpTo[writer], n)
+	}
+}
+
+// lost gives the last transaction of each writer that was acknowledged and lost
+// with a pipeline at some time.
 func (o *bankOracle) lost() [writers + 1]int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -462,8 +489,8 @@ func difference(ctx context.Context, pg *harness.Postgres, sim *felderasim.Sim, 
 	return d, nil
 }
 
-// lostOfLedger tells whether a row of the ledger is of a transaction that a
-// pipeline held and lost.
+// lostOfLedger tells whether a row of the ledger is of a transaction that was
+// acknowledged and may have been lost with a pipeline.
 func lostOfLedger(row string, lostUpTo [writers + 1]int64) bool {
 	var r struct {
 		Writer int

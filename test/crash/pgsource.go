@@ -275,6 +275,9 @@ func (w *bankWorld) settle(ctx context.Context) error {
 	if d.what != "" {
 		return &lostError{d.what}
 	}
+	if !w.lost && d.gone > w.gone {
+		return &lostError{fmt.Sprintf("%d rows of the table without a key are gone, and no pipeline has lost any since they were compared last", d.gone-w.gone)}
+	}
 	w.countTwice(d.twice - w.twice)
 	w.twice, w.gone, w.lost, w.copying = d.twice, d.gone, false, false
 	w.added.Store(false) // so that all of it is acknowledged when it is left out

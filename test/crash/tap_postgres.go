@@ -215,6 +215,7 @@ func (t *postgresTap) acknowledged(flush uint64) {
 				decode.FormatLSN(flush), tx.n, tx.writer, decode.FormatLSN(tx.end)))
 		}
 		t.confirmedOf[tx.writer] = max(t.confirmedOf[tx.writer], tx.n)
+		t.oracle.acknowledged(tx.writer, tx.n)
 		n++
 	}
 	if !isEnd && t.confirmed != 0 {
