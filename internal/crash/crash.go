@@ -20,6 +20,7 @@ const (
 	PgIntent            Point = "pgsource.intent-recorded"    // the intent to open a Feldera transaction is durable
 	PgTxOpen            Point = "pgsource.transaction-open"   // a Feldera transaction was opened
 	PgBeforeSend        Point = "pgsource.before-send"        // an array is about to be sent
+	PgBeforeAnswer      Point = "pgsource.before-answer"      // an array is applied, its answer is on its way
 	PgSent              Point = "pgsource.sent"               // an array was accepted
 	PgTxIngested        Point = "pgsource.before-commit"      // everything in the Feldera transaction is ingested
 	PgTxCommitted       Point = "pgsource.after-commit"       // the Feldera transaction was committed
@@ -63,6 +64,8 @@ const (
 	KafkaProgressSent      Point = "kafkasink.progress-sent"      // they were accepted
 	KafkaProgressCompleted Point = "kafkasink.progress-completed" // they are completed: the offsets may be committed
 	KafkaBeforeCommit      Point = "kafkasink.before-commit"      // offsets are about to be committed
+	KafkaLastLook          Point = "kafkasink.last-look"          // the commit is written next; the client has waited for rebalances
+	KafkaMidCommit         Point = "kafkasink.mid-commit"         // the broker has the offsets, its answer is on its way
 	KafkaAfterCommit       Point = "kafkasink.after-commit"       // offsets were committed
 	KafkaRevoke            Point = "kafkasink.revoked"            // inside the revoke callback
 	KafkaDrain             Point = "kafkasink.drain"              // inside a drain
@@ -80,13 +83,17 @@ var CopyPoints = []Point{PgCopyBefore, PgCopyRead, PgCopySent, PgCopyProven, PgC
 // asked for one, or the pipeline has lost rows. A repair passes the first.
 var ResyncPoints = []Point{PgRequestTaken, PgResyncBegun, PgResyncRows, PgResyncGhosts}
 
+// OutsidePoints are places that no line of a daemon marks, since it waits there
+// for an answer: who has the answer in his hands knows that it is there.
+var OutsidePoints = []Point{PgBeforeAnswer, KafkaMidCommit}
+
 // Points lists all places.
 var Points = []Point{
-	PgBegin, PgBuffer, PgSpill, PgAdmitted, PgIntent, PgTxOpen, PgBeforeSend, PgSent, PgTxIngested, PgTxCommitted, PgAccepted, PgIngested,
+	PgBegin, PgBuffer, PgSpill, PgAdmitted, PgIntent, PgTxOpen, PgBeforeSend, PgBeforeAnswer, PgSent, PgTxIngested, PgTxCommitted, PgAccepted, PgIngested,
 	PgCompleted, PgBeforeBookmark, PgAfterBookmark, PgAfterStatus, PgReconnect, PgShutdown, PgShutdownLastWord,
 	PgEpochNoted, PgClaimSent, PgClaimed, PgBeforeProgress, PgProgressSent, PgProgressCompleted,
 	PgCopyBefore, PgCopyRead, PgCopySent, PgCopyProven, PgCopySaved, PgRequestTaken, PgResyncBegun, PgResyncRows, PgResyncGhosts,
-	KafkaPolled, KafkaDecoded, KafkaBeforeSend, KafkaAccepted, KafkaIngested, KafkaCompleted, KafkaBeforeCommit, KafkaAfterCommit,
+	KafkaPolled, KafkaDecoded, KafkaBeforeSend, KafkaAccepted, KafkaIngested, KafkaCompleted, KafkaBeforeCommit, KafkaLastLook, KafkaMidCommit, KafkaAfterCommit,
 	KafkaRevoke, KafkaDrain, KafkaLost, KafkaBeforeDLQ, KafkaAfterDLQ, KafkaShutdown,
 	KafkaClaimSent, KafkaClaimed, KafkaBeforeProgress, KafkaProgressSent, KafkaProgressCompleted,
 }

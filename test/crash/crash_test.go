@@ -76,10 +76,21 @@ func TestPlan(t *testing.T) {
 				t.Fatalf("seed %d: run %d is %v and %v", seed, i, cases[i], again[i])
 			}
 		}
-		killed := map[crash.Point]int{}
+		killed, met, lived := map[crash.Point]int{}, map[string]int{}, map[string]int{}
 		for _, c := range cases {
+			met[c.fault.name]++
+			if c.alive {
+				lived[c.fault.name]++
+			}
 			if c.fault.name == "SIGKILL" {
 				killed[c.point]++
+			}
+		}
+		for i := range faults {
+			if f := &faults[i]; f.both {
+				if n, of := lived[f.name], met[f.name]; n < of/3 || n > of*2/3 {
+					t.Errorf("seed %d: the daemon goes on in %d of %d runs of %q", seed, n, of, f.name)
+				}
 			}
 		}
 		for _, p := range crash.Points {

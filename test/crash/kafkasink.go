@@ -369,6 +369,10 @@ func (w *counterWorld) close() {
 
 func (w *counterWorld) killSource(ctx context.Context) error {
 	w.kafka.Kill()
+	// A daemon that lives on looks for the broker while there is none.
+	if err := w.goOn(); err != nil {
+		return err
+	}
 	return w.kafka.Start(ctx)
 }
 
@@ -386,6 +390,17 @@ func (w *counterWorld) unclean() {
 	w.oracle.mu.Lock()
 	defer w.oracle.mu.Unlock()
 	w.oracle.loose = true
+}
+
+func (w *counterWorld) alone() { w.second.Kill() }
+
+// holdAnswer holds an answer to a commit.
+func (w *counterWorld) holdAnswer(p crash.Point, n int) (there func() bool, letGo func(), err error) {
+	if p != crash.KafkaMidCommit {
+		return nil, nil, fmt.Errorf("nobody holds an answer at %s", p)
+	}
+	there, letGo = w.tap.hold(n)
+	return there, letGo, nil
 }
 
 // sample reads the group's offsets from the broker itself, again and again: it

@@ -80,6 +80,9 @@ func runVariant(ctx context.Context, opts options, r *result, v *variant, cases 
 		if reached {
 			r.hits[string(c.point)]++
 			r.faults[c.fault.name]++
+			if c.alive {
+				r.alive[c.fault.name]++
+			}
 		} else {
 			r.unreached = append(r.unreached, c.name())
 		}
@@ -112,35 +115,42 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	if err := w.prepare(ctx, c, armed); err != nil {
 		return false, fmt.Errorf("prepare: %w", err)
 	}
-	if c.fault.before != nil {
-		if err := c.fault.before(r); err != nil {
+	armed["CRASH_AT"], armed["CRASH_LOG"] = string(c.point)+":"+strconv.Itoa(c.visit)+":"+c.action(), log
+	there := func() bool {
+		text, _ := os.ReadFile(log)
+		return strings.Contains(string(text), "acts "+string(c.point))
+	}
+	outside := slices.Contains(crash.OutsidePoints, c.point)
+	if outside {
+		armed["CRASH_AT"] = ""
+		if there, r.letGo, err = w.holdAnswer(c.point, c.visit); err != nil {
 			return false, err
 		}
 	}
-	action := "kill"
-	if c.fault.action != "" {
-		action = c.fault.action
-	}
-	armed["CRASH_AT"], armed["CRASH_LOG"] = string(c.point)+":"+strconv.Itoa(c.visit)+":"+action, log
 	if err := r.daemon.Restart(armed); err != nil {
 		return false, err
 	}
-	failed, err := c.reach(ctx, w, log)
+	failed, err := c.reach(ctx, w, there)
 	reached = err == nil && failed == nil
 	w.unclean()
-	if reached && c.fault.at != nil {
-		if err := c.fault.at(ctx, w); err != nil {
-			return reached, err
-		}
+	if reached && outside {
+		err = r.act(c.action())
+	}
+	if reached && err == nil {
+		reached, err = c.fault.hits(ctx, w)
 	}
 	// Whatever is left of it: the fault ends, and a daemon runs.
-	if !reached || !c.fault.wakes {
+	if !reached || err != nil || !c.lives() {
 		r.daemon.Kill()
+	}
+	err = errors.Join(err, r.goOn())
+	if err != nil && reached {
+		return reached, err
 	}
 	r.sim.ClearFault("")
 	r.sim.Resume()
 	r.proxy.Resume()
-	if slices.Contains(lastPlaces, c.point) && c.fault.wakes {
+	if slices.Contains(lastPlaces, c.point) && reached && c.lives() {
 		if err := r.ends(ctx); err != nil {
 			return reached, err
 		}
@@ -159,24 +169,37 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	return reached, w.settle(ctx)
 }
 
+// action is what the daemon does at the place.
+func (c *crashCase) action() string {
+	switch {
+	case c.fault.action != "":
+		return c.fault.action
+	case c.alive || c.fault.request != "":
+		return actStop
+	}
+	return actKill
+}
+
+// lives tells whether the daemon goes on behind the fault.
+func (c *crashCase) lives() bool { return c.alive || c.fault.wakes }
+
 // lastPlaces are those of a daemon that was asked to end.
 var lastPlaces = []crash.Point{crash.PgShutdown, crash.PgShutdownLastWord, crash.KafkaShutdown}
 
 // reach waits until the daemon is at the place.
-func (c crashCase) reach(ctx context.Context, w world, log string) (failed, err error) {
+func (c crashCase) reach(ctx context.Context, w world, there func() bool) (failed, err error) {
 	provoked := time.Now()
 	limit, cancel := context.WithTimeout(ctx, w.common().patience)
 	defer cancel()
 	err = harness.Eventually(limit, "the daemon reaches "+string(c.point), func(ctx context.Context) (any, bool) {
-		text, _ := os.ReadFile(log)
-		if strings.Contains(string(text), "acts "+string(c.point)) {
+		if there() {
 			return nil, true
 		}
 		if time.Since(provoked) > 500*time.Millisecond {
 			failed = w.provoke(ctx, c)
 			provoked = time.Now() // the daemon is to have some time in between
 		}
-		return string(text), failed != nil
+		return nil, failed != nil
 	})
 	return failed, err
 }

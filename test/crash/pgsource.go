@@ -145,13 +145,35 @@ func (w *bankWorld) close() {
 }
 
 func (w *bankWorld) killSource(ctx context.Context) error {
-	return w.pg.Restart(ctx, harness.Immediate)
+	if err := w.pg.Stop(harness.Immediate); err != nil {
+		return err
+	}
+	// A daemon that lives on looks for the server while there is none.
+	if err := w.goOn(); err != nil {
+		return err
+	}
+	return w.pg.Start(ctx)
 }
 
 func (w *bankWorld) unclean() {}
 
 // otherMember does nothing: a slot has one reader.
 func (w *bankWorld) otherMember(context.Context, bool) error { return nil }
+// alone does nothing: a slot has one reader.
+func (w *bankWorld) alone() {}
+
+// holdAnswer holds an answer of the pipeline to rows that it has applied.
+func (w *bankWorld) holdAnswer(p crash.Point, n int) (there func() bool, letGo func(), err error) {
+	if p != crash.PgBeforeAnswer {
+		return nil, nil, fmt.Errorf("nobody holds an answer at %s", p)
+	}
+	id, err := w.sim.Inject(felderasim.Fault{Kind: felderasim.HoldAnswer, Skip: n - 1})
+	if err != nil {
+		return nil, nil, err
+	}
+	return func() bool { return w.sim.AnswersHeld(id) > 0 }, func() { w.sim.ClearFault(id) }, nil
+}
+
 
 func (w *bankWorld) provoke(ctx context.Context, c crashCase) error {
 	if c.by != "" {

@@ -80,6 +80,8 @@ type crashCase struct {
 	fault   *fault
 	// visit is which visit of the place it is.
 	visit int
+	// alive: the daemon is not killed.
+	alive bool
 	// by is what brings the daemon to the place, where a stream does not.
 	by way
 }
@@ -108,20 +110,25 @@ func waysTo(p crash.Point) []way {
 }
 
 func (c crashCase) name() string {
+	at, how := string(c.point), c.fault.name
 	if c.by != "" {
-		return fmt.Sprintf("%s at %s (%s), %s", c.variant, c.point, c.by, c.fault.name)
+		at += fmt.Sprintf(" (%s)", c.by)
 	}
-	return fmt.Sprintf("%s at %s, %s", c.variant, c.point, c.fault.name)
+	if c.alive {
+		how += ", the daemon goes on"
+	}
+	return fmt.Sprintf("%s at %s, %s", c.variant, at, how)
 }
 
 // plan gives the runs of the matrix: every fault at every place once, the
 // variants in turn, so that every variant comes to every place and suffers
-// every fault too; and SIGKILL at every place in every variant. The same seed
-// gives the same runs.
+// every fault too; and SIGKILL at every place in every variant. Where a fault can
+// meet a daemon that goes on, it does in every second run of it in a variant. The
+// same seed gives the same runs.
 func plan(seed uint64, points, faultNames []string) []crashCase {
 	var cases []crashCase
-	add := func(v *variant, p crash.Point, f *fault, by way) {
-		c := crashCase{variant: v, point: p, fault: f, visit: 1, by: by}
+	add := func(v *variant, p crash.Point, f *fault, by way, alive bool) {
+		c := crashCase{variant: v, point: p, fault: f, visit: 1, by: by, alive: alive}
 		c.visit += c.random(seed).IntN(c.visits())
 		cases = append(cases, c)
 	}
@@ -150,7 +157,8 @@ func plan(seed uint64, points, faultNames []string) []crashCase {
 				if !f.everywhere && v != next {
 					continue
 				}
-				met[f.name+v.String()]++
+				byFault := f.name + v.String()
+				met[byFault]++
 				met[string(p)+v.String()]++
 				var by way
 				if ways := waysTo(p); ways != nil {
@@ -158,7 +166,8 @@ func plan(seed uint64, points, faultNames []string) []crashCase {
 					by = ways[led%len(ways)]
 				}
 				if matches(string(p), points) && matches(f.name, faultNames) {
-					add(v, p, f, by)
+					alive := f.both && (met[byFault]+int(seed%2))%2 == 0
+					add(v, p, f, by, alive)
 				}
 			}
 		}
@@ -168,6 +177,9 @@ func plan(seed uint64, points, faultNames []string) []crashCase {
 
 // able gives the variants that come to a place and suffer a fault.
 func able(p crash.Point, f *fault) (out []*variant) {
+	if f.request != "" && slices.Contains(lastPlaces, p) {
+		return nil // a daemon that ends may have no more requests
+	}
 	for _, v := range variants {
 		if v.passes(p) && v.suffers(f) {
 			out = append(out, v)

@@ -21,6 +21,7 @@ type result struct {
 	// hits counts, for each place, the runs that came to it.
 	hits                                 map[string]int
 	faults                               map[string]int
+	alive                                map[string]int // the runs of each fault in which the daemon lived on
 	lost, torn, regressed, doubleApplied int
 	unreached                            []string
 	other                                []string
@@ -32,7 +33,7 @@ type result struct {
 }
 
 func newResult(out io.Writer) *result {
-	return &result{out: out, hits: map[string]int{}, faults: map[string]int{}, expected: map[string]int{}}
+	return &result{out: out, hits: map[string]int{}, faults: map[string]int{}, alive: map[string]int{}, expected: map[string]int{}}
 }
 
 func (r *result) green() bool {
@@ -50,6 +51,10 @@ func (r *result) details(began time.Time) {
 	fmt.Fprintln(r.out, "runs that came to each place:")
 	for _, p := range slices.Sorted(maps.Keys(r.hits)) {
 		fmt.Fprintf(r.out, "  %3d %s\n", r.hits[p], p)
+	}
+	fmt.Fprintln(r.out, "runs in which each fault happened:")
+	for _, f := range slices.Sorted(maps.Keys(r.faults)) {
+		fmt.Fprintf(r.out, "  %3d %s, %d of them to a daemon that went on\n", r.faults[f], f, r.alive[f])
 	}
 	for _, what := range slices.Sorted(maps.Keys(r.expected)) {
 		fmt.Fprintf(r.out, "expected, since it is not promised: %d times %s\n", r.expected[what], what)

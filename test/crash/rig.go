@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"holdfast/internal/crash"
 	"holdfast/test/felderasim"
 	"holdfast/test/felderasim/core"
 	"holdfast/test/harness"
@@ -29,6 +30,9 @@ type rig struct {
 	proxy  *harness.Proxy // between the daemon and its source
 	daemon *harness.Daemon
 	gate   gate
+	// letGo gives the daemon the answer for which it waits in a place that the
+	// harness holds; nil where there is none.
+	letGo func()
 	// patience bounds each wait for something that must happen.
 	patience time.Duration
 
@@ -43,8 +47,14 @@ type world interface {
 	killSource(ctx context.Context) error
 	// crashDestination crashes the pipeline and brings it up with what it keeps.
 	crashDestination(ctx context.Context, keep core.Keep)
-	// unclean tells the oracle that the daemon ends without order.
+	// unclean tells the oracle that the daemon ends without order, or that evidence
+	// which it has may be worth nothing any more.
 	unclean()
+	// alone ends every other member.
+	alone()
+	// holdAnswer holds the n-th answer for which the daemon waits in one of
+	// crash.OutsidePoints; there tells whether it does, letGo gives the answer.
+	holdAnswer(p crash.Point, n int) (there func() bool, letGo func(), err error)
 	// prepare is called before each run, while no daemon runs, and sees to it
 	// that the next one comes to the place of the run; it may add to the
 	// daemon's configuration.
@@ -250,6 +260,34 @@ func (r *rig) ends(ctx context.Context) error {
 	}
 	return nil
 }
+
+// goOn lets a daemon go on that stands still in a place. One that has ended is
+// left alone.
+func (r *rig) goOn() error {
+	if r.letGo != nil {
+		r.letGo()
+		r.letGo = nil
+	}
+	return r.daemon.Signal(syscall.SIGCONT)
+}
+
+// act does from outside what a place does when it is reached.
+func (r *rig) act(action string) error {
+	switch action {
+	case actKill:
+		r.daemon.Kill()
+	case actStop:
+		return r.daemon.Signal(syscall.SIGSTOP)
+	}
+	return nil
+}
+
+// What a daemon does at its place, as internal/crash names it.
+const (
+	actKill = "kill"
+	actStop = "stop"
+	actNote = "note"
+)
 
 // standStill lets things be as they are for a while, and wakes up a daemon
 // that stopped itself.

@@ -33,6 +33,15 @@ type kafkaTap struct {
 	// healed counts those that did.
 	backwards bool
 	healed    int
+	// held is the answer that is held, or is to be; nil for none.
+	held *heldAnswer
+}
+
+// heldAnswer is an answer to a commit that a member does not get yet.
+type heldAnswer struct {
+	before int           // answers that pass first
+	here   chan struct{} // closed when it has come
+	letGo  chan struct{} // closed when it may pass
 }
 
 func newKafkaTap(o *counterOracle) *kafkaTap {
@@ -86,8 +95,8 @@ func (t *kafkaTap) connection() [2]func([]byte) {
 		s, ours := open[id]
 		delete(open, id)
 		mu.Unlock()
-		if ours {
-			t.answer(b[4:], s)
+		if ours && t.answer(b[4:], s) {
+			t.pass()
 		}
 	})
 	return ears
@@ -175,8 +184,51 @@ func (t *kafkaTap) judge(p lane, offset int64) (lower string) {
 	return lower
 }
 
-// answer takes the answer to a commit.
-func (t *kafkaTap) answer(b []byte, s sent) {
+// hold holds the n-th answer by which the broker takes offsets: the broker has
+// them, and the member does not know.
+func (t *kafkaTap) hold(n int) (there func() bool, letGo func()) {
+	h := &heldAnswer{before: n - 1, here: make(chan struct{}), letGo: make(chan struct{})}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held = h
+	there = func() bool {
+		select {
+		case <-h.here:
+			return true
+		default:
+			return false
+		}
+	}
+	return there, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.held == h {
+			t.held = nil
+		}
+		close(h.letGo)
+	}
+}
+
+// pass lets an answer pass, at once or when it is let go.
+func (t *kafkaTap) pass() {
+	t.mu.Lock()
+	h := t.held
+	if h == nil || h.before > 0 {
+		if h != nil {
+			h.before--
+		}
+		t.mu.Unlock()
+		return
+	}
+	t.held = nil
+	t.mu.Unlock()
+	close(h.here)
+	<-h.letGo
+}
+
+// answer takes the answer to a commit, and tells whether the broker has taken
+// offsets.
+func (t *kafkaTap) answer(b []byte, s sent) (taken bool) {
 	resp := kmsg.NewPtrOffsetCommitResponse()
 	resp.SetVersion(s.version)
 	if resp.IsFlexible() && len(b) > 0 {
@@ -186,7 +238,7 @@ func (t *kafkaTap) answer(b []byte, s sent) {
 	defer t.mu.Unlock()
 	if err := resp.ReadFrom(b); err != nil {
 		t.early = append(t.early, fmt.Sprintf("the answer to a commit that cannot be read: %v", err))
-		return
+		return false
 	}
 	for _, it := range resp.Topics {
 		topic, _ := t.watched(it.Topic, it.TopicID)
@@ -197,7 +249,7 @@ func (t *kafkaTap) answer(b []byte, s sent) {
 			switch {
 			case !ours:
 			case p.ErrorCode == 0:
-				t.has[l] = offset
+				t.has[l], taken = offset, true
 				t.oracle.told(l, offset)
 				if lower != "" {
 					t.back = append(t.back, lower)
@@ -207,6 +259,7 @@ func (t *kafkaTap) answer(b []byte, s sent) {
 			}
 		}
 	}
+	return taken
 }
 
 func (t *kafkaTap) wrong() bool {

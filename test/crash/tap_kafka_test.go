@@ -97,6 +97,32 @@ func TestKafkaTapGoingBack(t *testing.T) {
 	}
 }
 
+// TestKafkaTapHolds holds that the answer by which the broker takes offsets is
+// held, and no other.
+func TestKafkaTapHolds(t *testing.T) {
+	tap := newKafkaTap(newCounterOracle(false))
+	w := &wire{ears: tap.connection()}
+	there, letGo := tap.hold(2)
+	w.answer(w.say(100), 0)
+	w.answer(w.say(101), kerr.RebalanceInProgress.Code)
+	if there() {
+		t.Fatal("held too early")
+	}
+	here := tap.held.here
+	id, passed := w.say(101), make(chan struct{})
+	go func() {
+		defer close(passed)
+		w.answer(id, 0)
+	}()
+	<-here
+	if !there() || tap.confirmed()[lane{counters, 0}] != 101 {
+		t.Errorf("held %v, the broker has %v", there(), tap.confirmed())
+	}
+	letGo()
+	<-passed
+	w.answer(w.say(102), 0)
+}
+
 // TestKafkaTapEvents holds that offsets of the topic without keys need their
 // rows in a completed state too, and a progress row where there are any.
 func TestKafkaTapEvents(t *testing.T) {

@@ -180,7 +180,12 @@ func (s *Sim) FaultHits(id string) int {
 func (s *Sim) AnswersHeld(id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.faults {
+	return View{s}.AnswersHeld(id)
+}
+
+// AnswersHeld is Sim.AnswersHeld.
+func (v View) AnswersHeld(id string) int {
+	for _, a := range v.s.faults {
 		if a.id == id {
 			return a.held
 		}

@@ -375,3 +375,35 @@ func TestLargeBody(t *testing.T) {
 		t.Fatal(sim.Count("orders"))
 	}
 }
+
+// The answer of a request that is applied is held, until the fault ends or the
+// process does.
+func TestFaultHoldsTheAnswer(t *testing.T) {
+	sim, c := start(t, felderasim.Options{})
+	for _, crashes := range []bool{false, true} {
+		id, err := sim.Inject(felderasim.Fault{Kind: felderasim.HoldAnswer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		status := make(chan int)
+		go func() {
+			s, _, _ := c.try(context.WithoutCancel(t.Context()), http.MethodPost, "/ingress/orders"+params, strings.NewReader(oneRow))
+			status <- s
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		if err := sim.WaitFor(ctx, func(v felderasim.View) bool { return v.Count("orders") == 1 && v.AnswersHeld(id) == 1 }); err != nil {
+			t.Fatal(err)
+		}
+		want := 200
+		if crashes {
+			want = 503
+			sim.Crash(core.KeepNothing)
+		} else {
+			sim.ClearFault(id)
+		}
+		if got := <-status; got != want {
+			t.Errorf("answered %d, want %d", got, want)
+		}
+	}
+}
