@@ -115,10 +115,13 @@ type bankOracle struct {
 	states        int
 	torn, regress []string
 	double        []string
-	// excuse: why a state may be torn at the moment, "" for no reason. That is what
-	// the pipeline does by itself to what it holds when it comes back.
-	excuse   string
-	expected map[string]int
+	// excuse is why a state may be torn at the moment; coming is that of the next
+	// incarnation.
+	excuse, coming excuse
+	// open: a transaction was open in the state that was looked at last. opened: one
+	// was in this incarnation.
+	open, opened bool
+	expected     map[string]int
 	// seen is the state that was looked at last.
 	seen struct {
 		incarnation string
@@ -140,32 +143,64 @@ type bankOracle struct {
 }
 
 func newBankOracle() *bankOracle {
-	return &bankOracle{versions: make(map[string]int64), expected: make(map[string]int)}
+	return &bankOracle{versions: make(map[string]int64), expected: make(map[string]int), excuse: firstCopy}
 }
+
+// excuse is a reason for which states may be torn, and what ends it: the shorter
+// it holds, the more is found out.
+type excuse struct {
+	why string // "" = there is none
+	end excuseEnd
+}
+
+type excuseEnd int
+
+const (
+	// endsAtRest: when the two sides were found equal.
+	endsAtRest excuseEnd = iota
+	// endsWhole: at the first whole state behind a transaction of the incarnation.
+	endsWhole
+	// endsHealed: when the state of pgsource says that the accounts are healed.
+	endsHealed
+)
+
+// firstCopy explains states of tables that are being filled.
+var firstCopy = excuse{"a table whose copy is not done has a part of its rows", endsAtRest}
+
+// committedOpen explains what a transaction leaves that was open when a pipeline
+// ended which comes back from its journal: it is committed as far as it was
+// filled, and what a pgsource that lives sends for it still lands outside of one.
+// pgsource sends all of it again in one transaction, so the first whole state
+// behind a transaction ends it. Where none was open, nothing is excused.
+var committedOpen = excuse{"a pipeline that comes back from its journal commits what was open, as is its way", endsWhole}
+
+// lostRows explains states of a pipeline that came back with less: rows that were
+// acknowledged are missing or old, and what comes next is applied beside them,
+// until the resync of the accounts has read every row again. From the moment at
+// which pgsource says that none of them is at risk and nothing is to be copied,
+// each state is whole. If it never says that any is at risk, everything that was
+// lost is sent again, and the excuse ends at rest.
+var lostRows = excuse{"a pipeline that lost rows lacks them until they are sent again", endsHealed}
 
 // observe looks at one state. It is called under the simulator's lock.
 func (o *bankOracle) observe(v felderasim.View) {
-	if !v.Settled() {
-		o.mu.Lock()
-		o.seen.steps = -1
-		o.mu.Unlock()
-		return
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	incarnation, steps := v.Incarnation(), v.Counters().Steps
-	if incarnation != o.seen.incarnation && o.losing {
-		clear(o.versions) // the pipeline itself went back; from there it only goes on
-		o.now = [writers + 1]int64{}
-		if o.lossy {
-			o.loses()
-		}
-		o.losing, o.lossy = false, false
+	if incarnation != o.seen.incarnation {
+		o.seen.incarnation, o.seen.steps = incarnation, -1
+		o.cameBack()
 	}
-	if incarnation == o.seen.incarnation && steps == o.seen.steps {
+	o.open = v.InTransaction()
+	o.opened = o.opened || o.open
+	if !v.Settled() {
+		o.seen.steps = -1
 		return
 	}
-	o.seen.incarnation, o.seen.steps = incarnation, steps
+	if steps == o.seen.steps {
+		return
+	}
+	o.seen.steps = steps
 	sum, rows := int64(0), 0
 	for _, table := range []string{"left_accounts", "right_accounts"} {
 		for _, row := range v.Rows(table) {
@@ -185,12 +220,35 @@ func (o *bankOracle) observe(v felderasim.View) {
 	}
 	o.states++
 	switch {
-	case rows == 0 || rows == 2*accounts && sum == total:
-	case o.excuse != "":
-		o.expected["a state was torn: "+o.excuse]++
+	case rows == 2*accounts && sum == total:
+		if o.excuse.end == endsWhole && o.opened {
+			o.excuse = excuse{}
+		}
+	case rows == 0 && o.excuse.end != endsWhole && o.excuse.why != "": // nothing is there yet
+	case o.excuse.why != "":
+		o.expected["a state was torn: "+o.excuse.why]++
 	default:
 		o.torn = append(o.torn, fmt.Sprintf("%d accounts hold %d, expected %d and %d", rows, sum, 2*accounts, total))
 	}
+}
+
+// cameBack takes note of a new incarnation. The caller holds mu.
+func (o *bankOracle) cameBack() {
+	if o.losing {
+		clear(o.versions) // the pipeline itself went back; from there it only goes on
+		o.now = [writers + 1]int64{}
+		if o.lossy {
+			o.loses()
+		}
+	}
+	switch {
+	case o.coming.why == "":
+	case o.coming.end == endsWhole && (!o.open || o.excuse.why != ""): // nothing was open, or more is excused already
+	case o.excuse.why != "" && o.excuse.end == endsAtRest:
+	default:
+		o.excuse = o.coming
+	}
+	o.coming, o.losing, o.lossy, o.opened = excuse{}, false, false, false
 }
 
 func (o *bankOracle) see(what string, version int64) {
@@ -209,20 +267,36 @@ func (o *bankOracle) faults() (torn, regress, double []string, expected map[stri
 	return torn, regress, double, expected
 }
 
-// comesBack prepares for a pipeline that comes back with what it keeps: excuse
-// is why its states may be torn until everything has come to rest. losing: it
-// has less than it had; lossy: also of what was acknowledged.
-func (o *bankOracle) comesBack(excuse string, losing, lossy bool) {
+// comesBack prepares for a pipeline that comes back with what it keeps; coming is
+// why its states may be torn. losing: it has less than it had; lossy: also of
+// what was acknowledged.
+func (o *bankOracle) comesBack(coming excuse, losing, lossy bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.excuse, o.losing, o.lossy = excuse, losing, lossy
+	o.coming, o.losing, o.lossy = coming, losing, lossy
+}
+
+// heals tells whether states are excused until the accounts are healed.
+func (o *bankOracle) heals() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.excuse.end == endsHealed && o.excuse.why != ""
+}
+
+// healed says that they are.
+func (o *bankOracle) healed() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.excuse.end == endsHealed {
+		o.excuse = excuse{}
+	}
 }
 
 // rests says that everything is equal: no state may be torn from here on.
 func (o *bankOracle) rests() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.excuse = ""
+	o.excuse = excuse{}
 }
 
 // loses takes note that the pipeline came back without what was acknowledged. The

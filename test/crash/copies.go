@@ -175,10 +175,7 @@ func (w *bankWorld) provokeCopies(ctx context.Context, c crashCase) error {
 // bankState is what the state says of copies and losses.
 type bankState struct {
 	Record struct {
-		Notices []struct {
-			Tables  []string  `json:"tables"`
-			Noticed time.Time `json:"noticed_at"`
-		} `json:"notices"`
+		Notices  []bankNotice            `json:"notices"`
 		Resyncs  []struct{ Name string } `json:"resyncs"`
 		Snapshot *struct {
 			Jobs []struct{ Name string } `json:"jobs"`
@@ -186,6 +183,11 @@ type bankState struct {
 	} `json:"record"`
 
 	requests int // of verbs, which wait beside it
+}
+
+type bankNotice struct {
+	Tables  []string  `json:"tables"`
+	Noticed time.Time `json:"noticed_at"`
 }
 
 func (w *bankWorld) readState() (*bankState, error) {

@@ -200,6 +200,37 @@ func TestGuaranteesNameEveryWrongBuild(t *testing.T) {
 	}
 }
 
+// What excuses a torn state ends as early as it can be told.
+func TestWhatExcusesATornState(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, coming excuse
+		open           bool
+		want           excuse
+	}{
+		"everything kept, nothing open":                  {coming: committedOpen},
+		"everything kept, a transaction open":            {coming: committedOpen, open: true, want: committedOpen},
+		"everything kept, behind a loss":                 {before: lostRows, coming: committedOpen, open: true, want: lostRows},
+		"rows lost":                                      {coming: lostRows, want: lostRows},
+		"rows lost behind what was open":                 {before: committedOpen, coming: lostRows, want: lostRows},
+		"rows lost in the first copy":                    {before: firstCopy, coming: lostRows, want: firstCopy},
+		"kept what was acknowledged, a transaction open": {open: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newBankOracle()
+			o.excuse, o.open, o.opened = c.before, c.open, true
+			o.comesBack(c.coming, false, false)
+			o.cameBack()
+			if o.excuse != c.want || o.opened {
+				t.Errorf("%+v, opened %v", o.excuse, o.opened)
+			}
+			o.healed()
+			if got := o.heals(); got {
+				t.Error("excused behind the healing")
+			}
+		})
+	}
+}
+
 // A row of a table without a key may be missing where its transaction was
 // acknowledged on the word of a pipeline that lost it, and nowhere else.
 func TestWhatALossMayTake(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,8 @@ type bankWorld struct {
 	// lost: the pipeline has lost what was acknowledged, and nobody has mended it
 	// yet. copying: something is to be copied.
 	lost, copying bool
+	// lostAt is when a pipeline came back without what was acknowledged.
+	lostAt atomic.Int64
 	// adds: the table that is carried at times is; added: writers write into it.
 	adds  bool
 	added atomic.Bool
@@ -85,7 +88,6 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	// The first run of a daemon makes its slot and copies what was there before:
 	// without that a crash proves nothing.
 	w.copying = true
-	w.oracle.comesBack("a table whose copy is not done has a part of its rows", false, false)
 	w.settings = opts.daemonEnv(w.env())
 	w.daemon, err = harness.StartDaemon(harness.DaemonOptions{Program: w.program, ListenVar: "PGSOURCE_LISTEN", Env: w.settings})
 	if err != nil {
@@ -157,8 +159,6 @@ func (w *bankWorld) killSource(ctx context.Context) error {
 
 func (w *bankWorld) unclean() {}
 
-// otherMember does nothing: a slot has one reader.
-func (w *bankWorld) otherMember(context.Context, bool) error { return nil }
 // alone does nothing: a slot has one reader.
 func (w *bankWorld) alone() {}
 
@@ -174,6 +174,8 @@ func (w *bankWorld) holdAnswer(p crash.Point, n int) (there func() bool, letGo f
 	return func() bool { return w.sim.AnswersHeld(id) > 0 }, func() { w.sim.ClearFault(id) }, nil
 }
 
+// otherMember does nothing: a slot has one reader.
+func (w *bankWorld) otherMember(context.Context, bool) error { return nil }
 
 func (w *bankWorld) provoke(ctx context.Context, c crashCase) error {
 	if c.by != "" {
@@ -201,6 +203,7 @@ func (w *bankWorld) sample(ctx context.Context) {
 			_ = conn.Close(context.WithoutCancel(ctx))
 		}
 	}()
+	var noticed time.Time // the loss that pgsource has given notice of
 	turn := time.NewTicker(50 * time.Millisecond)
 	defer turn.Stop()
 	for {
@@ -209,6 +212,7 @@ func (w *bankWorld) sample(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		w.watchHealing(&noticed)
 		var err error
 		if conn == nil || conn.IsClosed() {
 			if conn, err = w.pg.Connect(ctx); err != nil {
@@ -223,6 +227,31 @@ func (w *bankWorld) sample(ctx context.Context) {
 			continue
 		}
 		w.tap.sampled(at)
+	}
+}
+
+// watchHealing ends what a loss excuses when pgsource says that the accounts are
+// healed: it has named them behind the loss, and now names them no more and has
+// nothing to copy.
+func (w *bankWorld) watchHealing(noticed *time.Time) {
+	if !w.oracle.heals() {
+		return
+	}
+	lostAt := time.Unix(0, w.lostAt.Load())
+	st, err := w.readState()
+	if err != nil {
+		return // it is just being replaced
+	}
+	names := func(since time.Time) bool {
+		return slices.ContainsFunc(st.Record.Notices, func(n bankNotice) bool {
+			return n.Noticed.After(since) && (slices.Contains(n.Tables, w.quoted("left_accounts")) || slices.Contains(n.Tables, w.quoted("right_accounts")))
+		})
+	}
+	switch {
+	case names(lostAt):
+		*noticed = lostAt
+	case noticed.Equal(lostAt) && !names(time.Time{}) && st.busy() == "" && w.lostAt.Load() == lostAt.UnixNano():
+		w.oracle.healed()
 	}
 }
 
@@ -347,16 +376,17 @@ func (w *bankWorld) rest(ctx context.Context) error {
 func (w *bankWorld) crashDestination(ctx context.Context, keep core.Keep) {
 	switch {
 	case keep == core.KeepJournal:
-		w.oracle.comesBack("a pipeline that comes back from its journal commits what was open, as is its way", false, false)
+		w.oracle.comesBack(committedOpen, false, false)
 		w.sim.Crash(keep)
 	case keep == core.KeepCheckpoint && w.variant.durable:
 		told := w.tap.told()
-		w.oracle.comesBack("", true, false)
+		w.oracle.comesBack(excuse{}, true, false)
 		w.sim.Crash(keep)
 		w.tap.holdAgainst(told, w.sim.Rows("writers"))
 	default:
 		w.lost = true
-		w.oracle.comesBack("a pipeline that lost rows lacks them until they are sent again", true, true)
+		w.oracle.comesBack(lostRows, true, true)
+		w.lostAt.Store(time.Now().UnixNano())
 		w.sim.Crash(keep)
 	}
 }
