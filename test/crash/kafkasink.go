@@ -405,8 +405,12 @@ func (w *counterWorld) holdAnswer(p crash.Point, n int) (there func() bool, letG
 
 // sample reads the group's offsets from the broker itself, again and again: it
 // must never have more than the members were heard to say, nor less than it has
-// confirmed.
+// confirmed. A broker was seen to come up, to answer without an error that the
+// group has no offset at all, and to have them all a moment later: that it has
+// none counts when it says so again and again.
 func (w *counterWorld) sample(ctx context.Context) {
+	const again = 10
+	none := 0
 	turn := time.NewTicker(500 * time.Millisecond)
 	defer turn.Stop()
 	for {
@@ -419,7 +423,11 @@ func (w *counterWorld) sample(ctx context.Context) {
 		confirmed := w.tap.confirmed()
 		at, err := w.kafka.CommittedOffsets(limit, group)
 		cancel()
-		if err == nil { // else it is being restarted
+		if err != nil { // it is being restarted
+			continue
+		}
+		if none++; len(at) > 0 || none >= again {
+			none = 0
 			w.tap.sampled(at, confirmed)
 		}
 	}
