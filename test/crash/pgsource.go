@@ -378,7 +378,7 @@ func (w *bankWorld) crashDestination(ctx context.Context, keep core.Keep) {
 	case keep == core.KeepJournal:
 		w.oracle.comesBack(committedOpen, false, false)
 		w.sim.Crash(keep)
-	case keep == core.KeepCheckpoint && w.variant.durable:
+	case keep == core.KeepCheckpoint && w.variant.durable && !w.lost: // behind a loss the last checkpoint can be one of that
 		told := w.tap.told()
 		w.oracle.comesBack(excuse{}, true, false)
 		w.sim.Crash(keep)

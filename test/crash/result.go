@@ -54,7 +54,11 @@ func (r *result) details(began time.Time) {
 	}
 	fmt.Fprintln(r.out, "runs in which each fault happened:")
 	for _, f := range slices.Sorted(maps.Keys(r.faults)) {
-		fmt.Fprintf(r.out, "  %3d %s, %d of them to a daemon that went on\n", r.faults[f], f, r.alive[f])
+		text := ""
+		if n := r.alive[f]; n > 0 {
+			text = fmt.Sprintf(", in %d of them to a daemon that went on", n)
+		}
+		fmt.Fprintf(r.out, "  %3d %s%s\n", r.faults[f], f, text)
 	}
 	for _, what := range slices.Sorted(maps.Keys(r.expected)) {
 		fmt.Fprintf(r.out, "expected, since it is not promised: %d times %s\n", r.expected[what], what)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -51,6 +52,9 @@ func soakVariant(ctx context.Context, opts options, r *result, v *variant, rando
 		if err == nil {
 			err = w.settle(ctx)
 		}
+		if err == nil && (slices.Contains(names, backAtCheckpoint) || slices.Contains(names, backWithNothing)) {
+			err = startAnew(ctx, w)
+		}
 		name := fmt.Sprintf("%s after %q", v, names)
 		r.mu.Lock()
 		for _, name := range names {
@@ -70,7 +74,24 @@ func soakVariant(ctx context.Context, opts options, r *result, v *variant, rando
 	return nil
 }
 
-const anotherMember = "another member"
+// startAnew starts the daemon anew, without the notices that a loss has left.
+func startAnew(ctx context.Context, w world) error {
+	r := w.common()
+	if err := r.stopDaemon(ctx); err != nil {
+		return err
+	}
+	env := map[string]string{}
+	if err := w.prepare(ctx, crashCase{variant: w.variantOf()}, env); err != nil {
+		return err
+	}
+	return r.daemon.Restart(env)
+}
+
+const (
+	anotherMember    = "another member"
+	backAtCheckpoint = "destination back at its last checkpoint"
+	backWithNothing  = "destination back with nothing"
+)
 
 // weather are the faults of a storm. Each begins at once and ends by itself or
 // by clear.
@@ -109,6 +130,14 @@ var weather = []struct {
 		w.crashDestination(ctx, core.KeepJournal)
 		return nil
 	}},
+	{backAtCheckpoint, func(ctx context.Context, w world, _ *rand.Rand) error {
+		w.crashDestination(ctx, core.KeepCheckpoint)
+		return nil
+	}},
+	{backWithNothing, func(ctx context.Context, w world, _ *rand.Rand) error {
+		w.crashDestination(ctx, core.KeepNothing)
+		return nil
+	}},
 	{"completion frozen", func(ctx context.Context, w world, random *rand.Rand) error {
 		r := w.common()
 		r.sim.HoldCompletion()
@@ -123,6 +152,18 @@ var weather = []struct {
 	}},
 	{anotherMember, func(ctx context.Context, w world, random *rand.Rand) error {
 		return w.otherMember(ctx, random.IntN(2) == 0)
+	}},
+	{"calls fail", func(_ context.Context, w world, random *rand.Rand) error {
+		for range 1 + random.IntN(4) {
+			f := felderasim.Fault{
+				Endpoint: calls[random.IntN(len(calls))], Kind: callFaults[random.IntN(len(callFaults))],
+				Skip: random.IntN(4), Count: 1 + random.IntN(2), Delay: time.Duration(random.IntN(400)) * time.Millisecond,
+			}
+			if _, err := w.common().sim.Inject(f); err != nil {
+				return err
+			}
+		}
+		return nil
 	}},
 	{"requests fail", func(_ context.Context, w world, random *rand.Rand) error {
 		for range 1 + random.IntN(4) {
@@ -146,6 +187,16 @@ var requestFaults = []felderasim.FaultKind{
 	felderasim.ApplyLate, felderasim.CutBody, felderasim.TooMany, felderasim.Answer, felderasim.AnswerAfter, felderasim.AppliedTwice,
 }
 
+// calls are what the daemons ask of a pipeline beside the rows that they send, and
+// callFaults is what goes wrong with that.
+var (
+	calls      = []string{"start_transaction", "commit_transaction", "completion_status", "stats", "query", "checkpoint", "checkpoint_status"}
+	callFaults = []felderasim.FaultKind{
+		felderasim.Delay, felderasim.DropRequest, felderasim.DropResponse, felderasim.UnavailableBefore, felderasim.UnavailableAfter,
+		felderasim.AppliedTwice,
+	}
+)
+
 // storm lets a few faults happen, one after the other with random pauses.
 func storm(ctx context.Context, w world, random *rand.Rand) (names []string, err error) {
 	r := w.common()
@@ -153,6 +204,9 @@ func storm(ctx context.Context, w world, random *rand.Rand) (names []string, err
 		f := weather[random.IntN(len(weather))]
 		if f.name == anotherMember && w.variantOf().daemon != "kafkasink" {
 			continue // a slot has one reader
+		}
+		if v := w.variantOf(); (f.name == backAtCheckpoint || f.name == backWithNothing) && v.daemon == "kafkasink" && !v.progress {
+			continue // it cannot tell what a pipeline has lost
 		}
 		names = append(names, f.name)
 		w.unclean()
