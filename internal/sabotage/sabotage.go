@@ -50,6 +50,7 @@ const (
 	CleanNoteKept         Wrong = "clean-note-kept"          // an owner sends before it has replaced a clean note
 	ResetForgotten        Wrong = "reset-forgotten"          // who finds a reset remembers progress again before its claim is completed
 	EpochByRow            Wrong = "epoch-by-row"             // an epoch is claimed by a row, and is in no memory before
+	CommitForgotten       Wrong = "commit-forgotten"         // a request to begin or to commit is outlived by the attempt that made it alone
 
 	// Of copies of existing rows.
 	CopyBelievesDelivered Wrong = "copy-believes-delivered" // a read that lacks a transaction delivered before it is used

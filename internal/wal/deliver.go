@@ -94,8 +94,9 @@ type deliverer struct {
 	// ledger, for as long as checkpoints fail. since is when one was proven last,
 	// or when the first began to wait.
 	undurable struct {
-		batches, transactions int
-		since                 time.Time
+		batches      int
+		transactions uint64
+		since        time.Time
 	}
 	// copying are the requests of copied rows that wait for evidence; they stay
 	// when no more of it comes (lost). copyFailed is one that ended without an
@@ -154,7 +155,7 @@ type tableToken struct {
 }
 
 // transactions is at most how many of the source's it has.
-func (b *batch) transactions() int { return int(b.last-b.first) + 1 }
+func (b *batch) transactions() uint64 { return uint64(b.last-b.first) + 1 }
 
 // keep notes the token of a request; out is nil where it stands for itself.
 func (b *batch) keep(out *output, token feldera.Token) {

@@ -97,6 +97,7 @@ var streamBuilds = []wrongBuild{
 	{wrong: sabotage.CleanNoteKept, what: "clean note not replaced before the first request", variant: kafka, env: longLife, scenario: lateBehindACleanStop, tries: 3},
 	{wrong: sabotage.ResetForgotten, what: "reset forgotten before its claim", variant: effectively, scenario: resetAndKill},
 	{wrong: sabotage.EpochByRow, what: "epoch claimed by a row alone", variant: effectively, scenario: startAgainIdle},
+	{wrong: sabotage.CommitForgotten, what: "commit without an answer forgotten by the next attempt", pkg: "./internal/wal", test: "TestRequestsAreOutlived"},
 }
 
 // longLife is the life of a request in scenarios where one comes late by that.
@@ -167,11 +168,10 @@ func runSabotage(ctx context.Context, opts options, only []string, atOnce int) (
 	return green, errors.Join(err, context.Cause(ctx))
 }
 
-// control lets the right build go through a scenario of its own, which it must
-// survive. The runs of the matrix and the tests of packages are in other
-// targets.
+// control lets the right build go through the scenario or the test, which it must
+// survive. The runs of the matrix are in another target.
 func (b *wrongBuild) control(ctx context.Context, opts options, c caught) caught {
-	if b.scenario == nil || c.err != nil || c.oracle == "" {
+	if (b.scenario == nil && b.pkg == "") || c.err != nil || c.oracle == "" {
 		return caught{}
 	}
 	right := *b
@@ -183,7 +183,7 @@ func (b *wrongBuild) try(ctx context.Context, opts options, wrong sabotage.Wrong
 	began := time.Now()
 	var c caught
 	if b.pkg != "" {
-		c.oracle, c.err = b.tryTest(ctx)
+		c.oracle, c.err = b.tryTest(ctx, wrong)
 	} else {
 		c.oracle, c.err = b.tryWorld(ctx, opts, wrong)
 	}
@@ -193,8 +193,8 @@ func (b *wrongBuild) try(ctx context.Context, opts options, wrong sabotage.Wrong
 
 var failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
 
-// tryTest runs one test of the wrong build.
-func (b *wrongBuild) tryTest(ctx context.Context) (string, error) {
+// tryTest runs one test of the build.
+func (b *wrongBuild) tryTest(ctx context.Context, wrong sabotage.Wrong) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	root, err := harness.ModuleRoot()
@@ -203,7 +203,7 @@ func (b *wrongBuild) tryTest(ctx context.Context) (string, error) {
 	}
 	cmd := exec.CommandContext(ctx, "go", "test", "-tags", "sabotage", "-count=1", "-timeout", "2m", "-run", "^"+b.test+"$", b.pkg)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "SABOTAGE="+string(b.wrong))
+	cmd.Env = append(os.Environ(), "SABOTAGE="+string(wrong))
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		if strings.Contains(string(out), "no tests to run") {

@@ -44,10 +44,10 @@ func TestPgsourceBatchAge(t *testing.T) {
 	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_BATCH_AGE": age.String()}))
 	waitHealthy(t, d)
 	before, requests, began, n := sim.Counters().Records, sim.Counters().Requests, time.Now(), 0
-	harness.Await(t, patience, "the first request, while rows go on to come", func(context.Context) (any, bool) {
+	harness.Await(t, patience, "the first request, while rows go on to come", func(ctx context.Context) (any, bool) {
 		n++
-		execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders VALUES (%d, 'one', 1, true)`, n))
-		return n, sim.Counters().Records > before
+		err := pg.Exec(ctx, fmt.Sprintf(`INSERT INTO orders VALUES (%d, 'one', 1, true)`, n))
+		return fmt.Sprint(n, err), sim.Counters().Records > before
 	})
 	took, rows := time.Since(began), sim.Counters().Records-before
 	if took < age || rows < 2 || sim.Counters().Requests != requests+1 {
