@@ -33,6 +33,7 @@ func (d *deliverer) row(work context.Context, msg []byte, tx *transaction) error
 	if err != nil {
 		return at(err, tx)
 	}
+	alike(msg, m)
 	switch m.Kind {
 	case decode.MsgType:
 		return nil // the decoder keeps it

@@ -229,6 +229,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		if err != nil {
 			return nil, err
 		}
+		alike(msg, m)
 		if a.open != nil {
 			return nil, outOfOrder("BEGIN", m.CommitLSN, "another transaction is open")
 		}
@@ -240,6 +241,7 @@ func (a *assembler) add(msg []byte, now time.Time) (*transaction, error) {
 		if err != nil {
 			return nil, err
 		}
+		alike(msg, m)
 		if a.open == nil {
 			return nil, outOfOrder("COMMIT", m.CommitLSN, "no transaction is open")
 		}

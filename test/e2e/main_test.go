@@ -104,7 +104,8 @@ func merged(base, changes map[string]string) map[string]string {
 // build gives the program of a daemon, built once, with the race detector.
 func build(t *testing.T, name string) string {
 	t.Helper()
-	path, err := harness.Build(t.Context(), "./cmd/"+name, harness.BuildOptions{Race: true})
+	tags := map[string]string{"pgsource": differential}[name]
+	path, err := harness.Build(t.Context(), "./cmd/"+name, harness.BuildOptions{Race: true, Tags: tags})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,12 +40,16 @@ func pgsourceEnv(pg *harness.Postgres, sim *felderasim.Sim) map[string]string {
 // stateFile is where the daemon of a cluster keeps its state.
 func stateFile(pg *harness.Postgres) string { return filepath.Join(pg.Dir(), "pgsource.json") }
 
+// differential builds pgsource so that each message of a server is also read by
+// pglogrepl, and a difference ends it.
+const differential = "differential"
+
 func startPgsource(t *testing.T, env map[string]string) *harness.Daemon {
 	t.Helper()
 	if env["PGSOURCE_SPILL_DIR"] == "" {
 		env = merged(env, map[string]string{"PGSOURCE_SPILL_DIR": t.TempDir()})
 	}
-	return harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Race: true}, harness.DaemonOptions{Env: env, ListenVar: "PGSOURCE_LISTEN"})
+	return harness.NeedDaemon(t, "./cmd/pgsource", harness.BuildOptions{Race: true, Tags: differential}, harness.DaemonOptions{Env: env, ListenVar: "PGSOURCE_LISTEN"})
 }
 
 func waitHealthy(t *testing.T, d *harness.Daemon) {
