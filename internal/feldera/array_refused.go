@@ -52,8 +52,10 @@ func (e *UnansweredError) Unwrap() error { return e.Err }
 
 // SendRows is [Writer.Send] for the changes lo to below hi of an array, which
 // are one request of their own. What the pipeline refuses is an *[ArrayRefusedError].
-// After [Config].UnansweredLimit requests it can be an *[UnansweredError].
-func (w *Writer) SendRows(ctx context.Context, a *Array, lo, hi int) (Token, error) {
+// After [Config].UnansweredLimit requests it can be an *[UnansweredError]. only is
+// the one incarnation that they may go to, as for [Writer.SendOnly]; "" for the
+// expected one.
+func (w *Writer) SendRows(ctx context.Context, a *Array, lo, hi int, only string) (Token, error) {
 	if err := w.owns(a); err != nil {
 		return Token{}, err
 	}
@@ -61,8 +63,8 @@ func (w *Writer) SendRows(ctx context.Context, a *Array, lo, hi int) (Token, err
 		return Token{}, err
 	}
 	defer w.give()
-	w.patience, w.named = w.c.cfg.UnansweredLimit, nil
-	defer func() { w.patience = 0 }()
+	w.patience, w.named, w.only = w.c.cfg.UnansweredLimit, nil, only
+	defer func() { w.patience, w.only = 0, "" }()
 	tok, err := w.deliver(ctx, a.slice(lo, hi))
 	if refused, ok := errors.AsType[*decode.Refusal](err); ok && refused.Reason == decode.ReasonRejected {
 		return tok, &ArrayRefusedError{Refusal: refused, Index: a.find(lo, hi, w.named)}

@@ -22,7 +22,7 @@ func TestSendRowsNamesTheRow(t *testing.T) {
 		}
 		a := fill(t, tab, order("10"), order("11"), order("12"), order("13"))
 		for _, part := range []struct{ lo, hi, want int }{{0, 4, 2}, {1, 4, 2}, {2, 3, 2}, {0, 3, 2}} {
-			_, err := c.Writer(tab).SendRows(t.Context(), a, part.lo, part.hi)
+			_, err := c.Writer(tab).SendRows(t.Context(), a, part.lo, part.hi, "")
 			refused, ok := errors.AsType[*ArrayRefusedError](err)
 			if !ok || refused.Refusal.Reason != decode.ReasonRejected {
 				t.Fatalf("%v", err)
@@ -42,7 +42,7 @@ func TestSendRowsNamesTheRow(t *testing.T) {
 			t.Errorf("key of no row %q", got)
 		}
 		before := sim.Counters().Records
-		if _, err := c.Writer(tab).SendRows(t.Context(), a, 0, 2); err != nil {
+		if _, err := c.Writer(tab).SendRows(t.Context(), a, 0, 2, ""); err != nil {
 			t.Fatal(err)
 		}
 		if n := sim.Counters().Records - before; n != 2 {
@@ -98,7 +98,7 @@ func TestUnansweredIsNoOutage(t *testing.T) {
 				})
 				tab := ordersTable(true)
 				a := orderRows(t, tab, "1", "2")
-				_, err := c.Writer(tab).SendRows(t.Context(), a, 0, 2)
+				_, err := c.Writer(tab).SendRows(t.Context(), a, 0, 2, "")
 				stuck, gave := errors.AsType[*UnansweredError](err)
 				switch {
 				case gave != tc.gives:

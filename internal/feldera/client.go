@@ -101,6 +101,9 @@ type Client struct {
 	incMu sync.Mutex
 	// expected is the incarnation that tokens must be of; "" = none seen yet.
 	expected string
+	// heard is when it answered last, in Unix nanoseconds. One that is expected
+	// anew has not.
+	heard atomic.Int64
 
 	writersMu sync.Mutex
 	writers   map[string]*Writer // by canonical table spelling

@@ -247,7 +247,7 @@ func (c *Client) Incarnation(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the incarnation: %w", err)
 	}
-	c.adopt(s.Incarnation)
+	_ = c.sameIncarnation(s.Incarnation) // the caller asks, and compares
 	return s.Incarnation, nil
 }
 
@@ -268,6 +268,9 @@ func (c *Client) RequestLifetime() time.Duration { return c.cfg.RequestLifetime 
 func (c *Client) Expect(incarnation string) {
 	c.incMu.Lock()
 	defer c.incMu.Unlock()
+	if c.expected != incarnation {
+		c.heard.Store(0)
+	}
 	c.expected = incarnation
 }
 
@@ -287,5 +290,11 @@ func (c *Client) sameIncarnation(now string) error {
 	if was := c.adopt(now); was != now {
 		return &IncarnationChanged{Was: was, Now: now}
 	}
+	c.heard.Store(time.Now().UnixNano())
 	return nil
+}
+
+// heardOf tells whether the expected incarnation has answered within the time.
+func (c *Client) heardOf(within time.Duration) bool {
+	return time.Since(time.Unix(0, c.heard.Load())) < within
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-json-experiment/json"
 
@@ -116,8 +117,13 @@ type RejectedRow struct {
 	Refusal *decode.Refusal
 }
 
-// SendOnly is [Writer.Send] for rows that say themselves which incarnation they
-// stand for: no attempt goes out while another one is expected.
+// SendOnly is [Writer.Send] for rows that are meant for one incarnation: those that
+// say themselves which one they stand for, and those that belong in a transaction
+// that it has open. No attempt goes out while another one is expected, or where
+// that one has not been heard of a moment ago and does not answer a look.
+//
+// What is left is the moment itself: an incarnation ends between its last answer
+// and the request, and the next one takes that. An error says so; the rows are in.
 func (w *Writer) SendOnly(ctx context.Context, a *Array, incarnation string) (Token, error) {
 	if err := w.owns(a); err != nil {
 		return Token{}, err
@@ -207,6 +213,7 @@ func (w *Writer) open(err error) error {
 func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 	r := w.c.retrier(w.what())
 	var doubt doubts
+	failed := false // the last attempt has
 	if err := w.knowIncarnation(ctx, r); err != nil {
 		return Token{}, err
 	}
@@ -228,9 +235,13 @@ func (w *Writer) deliver(ctx context.Context, body []byte) (Token, error) {
 		if err := w.beforeMixing(ctx, r); err != nil {
 			return Token{}, err
 		}
+		if err := w.stillThere(ctx, r, failed); err != nil {
+			return Token{}, err
+		}
 		if ctx.Err() != nil {
 			return Token{}, r.ended(ctx)
 		}
+		failed = true // unless it returns
 		tok, err := w.post(ctx, body)
 		if err == nil {
 			kept, err := w.unmixed(ctx, r)
@@ -288,6 +299,39 @@ func (w *Writer) knowIncarnation(ctx context.Context, r *retrier) error {
 		}
 	}
 	return nil
+}
+
+// heardRecently is for how long an answer of an incarnation counts as a sign that
+// the next request meets it too. A process takes longer to be replaced.
+const heardRecently = 250 * time.Millisecond
+
+// stillThere sees to it that rows which are meant for one incarnation meet it.
+//
+// The race it is against: a transaction is open; the pipeline's process ends; a
+// request with some of its rows is refused, waits, and goes out again to the
+// process that has come after it, where no transaction is open; they become
+// visible there without the others.
+func (w *Writer) stillThere(ctx context.Context, r *retrier, failed bool) error {
+	if w.only == "" || (!failed && w.c.heardOf(heardRecently)) || sabotage.On(sabotage.RowIntoNewIncarnation) {
+		return nil
+	}
+	for {
+		s, err := w.c.Stats(ctx)
+		switch {
+		case err == nil && s.Incarnation != w.only:
+			return &IncarnationChanged{Was: w.only, Now: s.Incarnation}
+		case err == nil:
+			return w.c.sameIncarnation(s.Incarnation)
+		case ctx.Err() != nil:
+			return r.ended(ctx)
+		}
+		if final := w.c.transient(err); final != nil {
+			return final
+		}
+		if err := r.wait(ctx, err); err != nil {
+			return err
+		}
+	}
 }
 
 // post makes one attempt. Its context is the caller's without the end: to cut

@@ -487,3 +487,55 @@ func TestNewIncarnationSettlesFirst(t *testing.T) {
 		}
 	})
 }
+
+// Rows that belong in a transaction of one process do not go out to the one that
+// comes after it: where that process was not heard of a moment ago, or refused the
+// last attempt, it is looked at first.
+func TestSendOnlyMeetsNoOtherProcess(t *testing.T) {
+	for name, c := range map[string]struct {
+		idle    time.Duration // since it was heard of
+		refuses bool          // the first attempt
+		next    string        // who answers then
+		posts   int
+		looks   int
+	}{
+		"heard of a moment ago":        {idle: time.Millisecond, next: "u1", posts: 1},
+		"heard of long ago":            {idle: time.Second, next: "u1", posts: 1, looks: 1},
+		"replaced meanwhile":           {idle: time.Second, next: "u2", looks: 1},
+		"refuses once":                 {refuses: true, next: "u1", posts: 2, looks: 1},
+		"refuses, and is replaced":     {refuses: true, next: "u2", posts: 1, looks: 1},
+		"replaced between two answers": {idle: time.Millisecond, next: "u2", posts: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				now := "u1"
+				cl, s := newScripted(t, Config{}, func(n int, r seen) answer {
+					switch {
+					case r.path == "/stats":
+						return statsOf(now, "Running")
+					case c.refuses && n == 1:
+						now = c.next
+						return answer{refused: true}
+					}
+					return accepted(now, 1)
+				})
+				if _, err := cl.Incarnation(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(c.idle) //nolint:forbidigo // of the fake clock
+				if !c.refuses {
+					now = c.next
+				}
+				table := ordersTable(true)
+				_, err := cl.Writer(table).SendOnly(t.Context(), orderRows(t, table, "1"), "u1")
+				changed, gone := errors.AsType[*IncarnationChanged](err)
+				if gone != (c.next != "u1") || (gone && changed.Now != "u2") || (!gone && err != nil) {
+					t.Errorf("it ends with %v", err)
+				}
+				if posts, looks := len(s.requests("/ingress/orders")), len(s.requests("/stats"))-1; posts != c.posts || looks != c.looks {
+					t.Errorf("%d requests and %d looks", posts, looks)
+				}
+			})
+		})
+	}
+}

@@ -660,7 +660,7 @@ func (a *attempt) acknowledge(st *stream, reply bool) error {
 	a.mu.Unlock()
 	now := time.Now()
 	// Whatever becomes of the write, the server may have it.
-	a.s.told.Store(max(a.s.told.Load(), lsn))
+	a.s.tells(lsn)
 	if err := st.sendStatus(lsn, now, reply); err != nil {
 		return err
 	}

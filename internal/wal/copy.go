@@ -520,7 +520,7 @@ func (d *deliverer) postCopiedRows(work context.Context, ch *chunk, rows []copie
 	d.apart = apart
 	ch.sending++
 	d.mu.Unlock()
-	token, err := out.writer.SendRows(work, &d.copied, lo, hi)
+	token, err := out.writer.SendRows(work, &d.copied, lo, hi, "")
 	if err != nil {
 		d.mu.Lock()
 		d.copying = slices.DeleteFunc(d.copying, func(r *copyRequest) bool { return r == req })

@@ -607,7 +607,11 @@ func (d *deliverer) postRows(ctx context.Context, out *output, b *batch, lo, hi 
 	d.a.goesTo(out.table.Spelling())
 	d.a.goesAs(out, lo, hi)
 	crash.Here(crash.PgBeforeSend)
-	token, err := out.writer.SendRows(ctx, &out.array, lo, hi)
+	only := ""
+	if d.opened != nil { // they belong in its transaction, and in no other process
+		only = d.opened.tx.Intent().Incarnation
+	}
+	token, err := out.writer.SendRows(ctx, &out.array, lo, hi, only)
 	if stuck, ok := errors.AsType[*feldera.UnansweredError](err); ok {
 		return d.unanswered(ctx, out, lo, hi, b, stuck)
 	}

@@ -647,7 +647,7 @@ func (a *attempt) tellByAdvance(ctx context.Context, p *peekSession, always bool
 		}
 	} else {
 		// Whatever becomes of the call, the server may have done it.
-		a.s.told.Store(max(a.s.told.Load(), lsn))
+		a.s.tells(lsn)
 		if err := p.advance(ctx, lsn); err != nil {
 			return err
 		}

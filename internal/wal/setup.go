@@ -607,9 +607,19 @@ func (s *Source) sameSlot(slot *slotState) error {
 			return err
 		}
 	}
-	s.told.Store(max(s.told.Load(), slot.confirmed))
+	s.tells(slot.confirmed)
 	s.slotSeen.Store(true)
 	return nil
+}
+
+// tells raises told: a look and the stream do so at once.
+func (s *Source) tells(lsn uint64) {
+	for {
+		was := s.told.Load()
+		if lsn <= was || s.told.CompareAndSwap(was, lsn) {
+			return
+		}
+	}
 }
 
 // notMoved refuses a position of a slot that this process has seen before where

@@ -196,7 +196,7 @@ func (d *deliverer) emptyWithin(ctx context.Context, tx *transaction, list []emp
 	for _, e := range list {
 		send := func(page *feldera.Array) error {
 			d.cfg.Beat()
-			token, err := e.out.writer.Send(ctx, page)
+			token, err := e.out.writer.SendOnly(ctx, page, d.opened.tx.Intent().Incarnation)
 			if err != nil {
 				return err
 			}

@@ -174,6 +174,10 @@ var firstCopy = excuse{"a table whose copy is not done has a part of its rows", 
 // behind a transaction ends it. Where none was open, nothing is excused.
 var committedOpen = excuse{"a pipeline that comes back from its journal commits what was open, as is its way", endsWhole}
 
+// sentOutside is the same of a pipeline that comes back from its last checkpoint,
+// which has nothing of what was open.
+var sentOutside = excuse{"what pgsource sends for a transaction that has ended with the pipeline's process lands outside of one", endsWhole}
+
 // lostRows explains states of a pipeline that came back with less: rows that were
 // acknowledged are missing or old, and what comes next is applied beside them,
 // until the resync of the accounts has read every row again. From the moment at

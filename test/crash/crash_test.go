@@ -209,6 +209,8 @@ func TestWhatExcusesATornState(t *testing.T) {
 	}{
 		"everything kept, nothing open":                  {coming: committedOpen},
 		"everything kept, a transaction open":            {coming: committedOpen, open: true, want: committedOpen},
+		"a checkpoint of all that counts, nothing open":  {coming: sentOutside},
+		"a checkpoint of all that counts, one open":      {coming: sentOutside, open: true, want: sentOutside},
 		"everything kept, behind a loss":                 {before: lostRows, coming: committedOpen, open: true, want: lostRows},
 		"rows lost":                                      {coming: lostRows, want: lostRows},
 		"rows lost behind what was open":                 {before: committedOpen, coming: lostRows, want: lostRows},

@@ -380,7 +380,7 @@ func (w *bankWorld) crashDestination(ctx context.Context, keep core.Keep) {
 		w.sim.Crash(keep)
 	case keep == core.KeepCheckpoint && w.variant.durable && !w.lost: // behind a loss the last checkpoint can be one of that
 		told := w.tap.told()
-		w.oracle.comesBack(excuse{}, true, false)
+		w.oracle.comesBack(sentOutside, true, false)
 		w.sim.Crash(keep)
 		w.tap.holdAgainst(told, w.sim.Rows("writers"))
 	default:
