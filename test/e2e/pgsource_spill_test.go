@@ -632,21 +632,14 @@ func TestPgsourceBeginsInTheProcessAfter(t *testing.T) {
 		t.Run(delivery, func(t *testing.T) {
 			t.Parallel()
 			pg, sim, env := effectively(t, felderasim.Options{})
-			target, err := url.Parse(sim.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
 			var begun atomic.Int32
-			pass := httputil.NewSingleHostReverseProxy(target)
-			between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			between := inFrontOf(t, sim, func(r *http.Request) {
 				if strings.HasSuffix(r.URL.Path, "/start_transaction") && begun.Add(1) == 1 {
 					sim.Kill()
 					sim.Restart(core.KeepNothing)
 				}
-				pass.ServeHTTP(w, r)
-			}))
-			t.Cleanup(between.Close)
-			d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery, "FELDERA_URL": between.URL}))
+			})
+			d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery, "FELDERA_URL": between}))
 			waitHealthy(t, d)
 			pairs(t, pg, 1, 100)
 			awaitConfirmed(t, pg, currentLSN(t, pg))
@@ -667,14 +660,9 @@ func TestPgsourceOutlivesALateCommit(t *testing.T) {
 		t.Run(delivery, func(t *testing.T) {
 			t.Parallel()
 			pg, sim, env := effectively(t, felderasim.Options{})
-			target, err := url.Parse(sim.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
 			var mu sync.Mutex
 			var given, next time.Time // when the commit was given up, and the first change after it
-			pass := httputil.NewSingleHostReverseProxy(target)
-			between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			between := inFrontOf(t, sim, func(r *http.Request) {
 				mu.Lock()
 				lost := given.IsZero() && strings.HasSuffix(r.URL.Path, "/commit_transaction")
 				switch {
@@ -689,10 +677,8 @@ func TestPgsourceOutlivesALateCommit(t *testing.T) {
 					sim.Restart(core.KeepNothing)
 					panic(http.ErrAbortHandler) // without an answer
 				}
-				pass.ServeHTTP(w, r)
-			}))
-			t.Cleanup(between.Close)
-			d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery, "FELDERA_URL": between.URL, "FELDERA_REQUEST_LIFETIME": life.String()}))
+			})
+			d := startPgsource(t, merged(env, map[string]string{"PGSOURCE_DELIVERY": delivery, "FELDERA_URL": between, "FELDERA_REQUEST_LIFETIME": life.String()}))
 			waitHealthy(t, d)
 			pairs(t, pg, 1, 100)
 			awaitConfirmed(t, pg, currentLSN(t, pg))
@@ -704,6 +690,23 @@ func TestPgsourceOutlivesALateCommit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inFrontOf gives the address of what passes requests on to a simulator, after
+// each was shown to first.
+func inFrontOf(t *testing.T, sim *felderasim.Sim, first func(*http.Request)) string {
+	t.Helper()
+	target, err := url.Parse(sim.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := httputil.NewSingleHostReverseProxy(target)
+	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		first(r)
+		pass.ServeHTTP(w, r)
+	}))
+	t.Cleanup(between.Close)
+	return between.URL
 }
 
 // takenUpAndEnded: one open transaction of the pipeline was taken up, and none is
