@@ -284,3 +284,31 @@ func BenchmarkPgOutputInsert(b *testing.B) {
 		}
 	}
 }
+
+// What a decoder keeps of relations and types is bounded, and names what comes
+// beyond; one that it knows can be described again.
+func TestDescriptionsAreBounded(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		most int
+		msg  func(id uint32) wire
+	}{
+		"relations": {maxRelations, func(id uint32) wire { return relationMsg(id, 'd', orderColumns[0]) }},
+		"types":     {maxTypes, func(id uint32) wire { return wire{'Y'}.u32(id).str("public").str("mood") }},
+	} {
+		d := NewPgOutput()
+		for id := range uint32(c.most) {
+			if _, err := d.Decode(c.msg(id + 1)); err != nil {
+				t.Fatalf("%s, number %d: %v", name, id+1, err)
+			}
+		}
+		_, err := d.Decode(c.msg(uint32(c.most) + 1))
+		var refused *Refusal
+		if !errors.As(err, &refused) || refused.Reason != ReasonLimit {
+			t.Errorf("%s, one more: %v", name, err)
+		}
+		if _, err := d.Decode(c.msg(1)); err != nil {
+			t.Errorf("%s, the first one again: %v", name, err)
+		}
+	}
+}
