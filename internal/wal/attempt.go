@@ -345,6 +345,7 @@ func (a *attempt) connection(work, hard context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer a.s.streamsNowhere()
 	if err := a.s.look(work, a.verify); err != nil {
 		_ = conn.Close(context.WithoutCancel(work))
 		return err

@@ -293,11 +293,12 @@ const (
 
 // full tells whether so much waits for evidence that nothing more is to be sent:
 // for completion, or for a checkpoint. What is received meanwhile is buffered and
-// spilled within its limits.
+// spilled within its limits. While a transaction of the pipeline is open, no
+// checkpoint can come: what belongs in it is sent, and it is committed.
 func (d *deliverer) full() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.inFlight) >= d.cfg.InFlight || d.behindCheckpoints()
+	return len(d.inFlight) >= d.cfg.InFlight || (d.opened == nil && d.behindCheckpoints())
 }
 
 func (d *deliverer) behindCheckpoints() bool {
@@ -761,11 +762,23 @@ func (d *deliverer) durable(b *batch, e feldera.Evidence) {
 		d.lose(e.Err)
 		return
 	}
-	d.mu.Lock()
-	d.undurable.batches--
-	d.undurable.transactions -= b.transactions()
-	d.undurable.since = time.Now()
-	d.mu.Unlock()
+	d.proven(b)
 	d.a.evidence(b.first, b.last, ack.Durable)
 	d.finished.set()
+}
+
+// proven counts a batch as one that a checkpoint holds.
+func (d *deliverer) proven(b *batch) {
+	d.mu.Lock()
+	behind := d.behindCheckpoints()
+	if !d.lost {
+		d.undurable.batches--
+		d.undurable.transactions -= b.transactions()
+		d.undurable.since = time.Now()
+	}
+	caughtUp := behind && !d.behindCheckpoints()
+	d.mu.Unlock()
+	if caughtUp {
+		d.cfg.Report(Status{Check: CheckDestination, OK: true, Message: "rows are in a checkpoint"})
+	}
 }

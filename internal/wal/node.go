@@ -28,7 +28,10 @@ import (
 type node struct {
 	identity identity
 	standby  bool
-	started  string // "" where nothing streams
+	started  string
+	// streams: the stream goes over a connection to it now. Where none does, it may
+	// have been restarted, and only its kind counts.
+	streams bool
 }
 
 const nodeSQL = `SELECT pg_is_in_recovery()::text, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::int8::text`
@@ -52,10 +55,12 @@ func readNode(ctx context.Context, conn *pgconn.PgConn) (node, error) {
 // where both are on one server.
 func (n *node) other(now node) error {
 	switch {
+	case n.started != "" && n.started == now.started:
+		return nil // a standby that was promoted too: a stream of 16 and newer goes on over that
 	case n.standby != now.standby:
 		kinds := map[bool]string{true: "a standby", false: "a primary"}
 		return elsewhere(fmt.Sprintf("%s answers, and pgsource reads from %s", kinds[now.standby], kinds[n.standby]))
-	case n.started != "" && n.started != now.started:
+	case n.streams:
 		return elsewhere("another server answers than the one that streams, or it has restarted")
 	default:
 		return nil
@@ -90,9 +95,10 @@ func (s *Source) besideStream(ctx context.Context, conn *pgx.Conn) (*pgx.Conn, e
 }
 
 // settle takes the server that prepare has found for the one that is to stream;
-// conn, over which the rest is looked at, must be on it too. A standby in place
-// of the primary is taken for one only when it was promoted, which its timeline
-// tells.
+// conn, over which the rest is looked at, must be on it too. A primary in place of
+// a standby is taken for one that was promoted where its timeline tells so. A
+// standby in place of the primary is never taken: it may have come to the timeline
+// of another that was promoted, which has the slot.
 func (s *Source) settle(ctx context.Context, conn *pgx.Conn, r *ready) error {
 	now, err := readNode(ctx, conn.PgConn())
 	if err != nil {
@@ -102,8 +108,10 @@ func (s *Source) settle(ctx context.Context, conn *pgx.Conn, r *ready) error {
 		return err
 	}
 	now.identity = r.identity
-	if was := s.node.Load(); was != nil && was.identity == now.identity && was.standby != now.standby {
-		return (&node{standby: was.standby}).other(now)
+	if was := s.node.Load(); was != nil && (now.standby || was.identity == now.identity) {
+		if err := (&node{standby: was.standby, started: was.started}).other(now); err != nil {
+			return err
+		}
 	}
 	s.node.Store(&now)
 	return nil
@@ -123,7 +131,7 @@ func (s *Source) unlessElsewhere(ctx context.Context, conn *pgx.Conn, err error)
 	if nodeErr != nil {
 		return err
 	}
-	if other := (&node{standby: was.standby}).other(now); other != nil {
+	if other := (&node{standby: was.standby, started: was.started}).other(now); other != nil {
 		return other
 	}
 	return err
@@ -138,18 +146,22 @@ func (s *Source) streamsHere(ctx context.Context, conn *pgconn.PgConn, r *ready)
 	if err != nil {
 		return err
 	}
-	if err := (&node{standby: r.node.standby}).other(now); err != nil {
+	if err := (&node{standby: r.node.standby, started: r.node.started}).other(now); err != nil {
 		return err
 	}
-	now.identity = r.identity
+	now.identity, now.streams = r.identity, true
 	s.node.Store(&now)
 	return nil
 }
 
-// streamsNowhere lets looks go to a server that has restarted since.
+// streamsNowhere lets looks go to a server that has restarted since. The stream
+// can be away for long, with a queue in front of a slow destination, and the slot
+// is to be watched then of all times.
 func (s *Source) streamsNowhere() {
-	if n := s.node.Load(); n != nil {
-		s.node.Store(&node{identity: n.identity, standby: n.standby})
+	if n := s.node.Load(); n != nil && n.streams {
+		last := *n
+		last.streams = false
+		s.node.Store(&last)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 func TestOtherNode(t *testing.T) {
 	t.Parallel()
-	primary, standby := node{started: "1"}, node{standby: true, started: "2"}
+	primary, standby := node{started: "1", streams: true}, node{standby: true, started: "2", streams: true}
 	for _, c := range []struct {
 		name     string
 		was, now node
@@ -22,8 +22,10 @@ func TestOtherNode(t *testing.T) {
 		{"the primary in place of the standby", standby, primary, true},
 		{"another primary", primary, node{started: "3"}, true},
 		{"another standby", standby, node{standby: true, started: "3"}, true},
-		{"restarted, and nothing streams", node{}, primary, false},
-		{"a standby, and nothing streams", node{}, standby, true},
+		{"promoted under its stream", standby, node{started: "2"}, false},
+		{"restarted, and nothing streams", node{started: "3"}, primary, false},
+		{"a standby, and nothing streams", node{started: "3"}, standby, true},
+		{"promoted, and nothing streams", node{standby: true, started: "2"}, node{started: "2"}, false},
 	} {
 		err := c.was.other(c.now)
 		if (err != nil) != c.other {

@@ -688,6 +688,9 @@ func (a *attempt) peekConnection(work, hard context.Context) error {
 // lets the others go to a server that has restarted.
 func (a *attempt) peekVerify(work context.Context) error {
 	a.s.streamsNowhere()
+	// A pooler can bring the next turn to the server after a restart, without an
+	// end of the connection to it.
+	defer a.s.streamsNowhere()
 	return a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
 		now, err := identifySQL(ctx, conn)
 		if err == nil {

@@ -180,9 +180,12 @@ func (s *Source) prepareSource(ctx context.Context, conn *pgx.Conn, r *ready) er
 	if err := s.checkTables(qctx, conn, r); err != nil {
 		return s.leftOutBefore(qctx, conn, r, err, true)
 	}
-	if err := s.checkBeforeMaking(qctx, conn, st, r); err != nil {
+	// Whether a table is empty can take long to find out, where it was not.
+	if err := s.checkBeforeMaking(ctx, conn, st, r); err != nil {
 		return err
 	}
+	qctx, cancelRest := context.WithTimeout(ctx, queryTimeout)
+	defer cancelRest()
 	if err := s.ensurePublication(qctx, conn); err != nil {
 		return s.leftOutBefore(qctx, conn, r, err, false)
 	}

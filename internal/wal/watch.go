@@ -126,6 +126,7 @@ func (s *Source) cannotLook(err error) {
 
 func (s *Source) every(ctx context.Context, look func()) {
 	s.cfg.Metrics.slot.looked.CompareAndSwap(0, time.Now().UnixNano()) // the age of none is that of the wait for the first
+	defer s.cfg.Metrics.slot.looked.Store(0)                           // between two attempts the checks say what is wrong
 	turn := time.NewTicker(watchInterval)
 	defer turn.Stop()
 	for {
