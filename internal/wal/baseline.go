@@ -124,6 +124,7 @@ func (s *Source) lookUpBaselines(ctx context.Context, conn *pgx.Conn, r *ready) 
 		found[name], byOID[oid], targets[oid] = b, b, r.tables[name]
 		oids = append(oids, int64(oid))
 	}
+	slices.Sort(oids) // the same query each time: a recording is asked by its text
 	listed, err := s.readListed(ctx, conn, found)
 	if err != nil {
 		return nil, err
