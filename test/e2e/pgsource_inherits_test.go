@@ -50,6 +50,7 @@ func TestPgsourceCarriesOnlyTheParent(t *testing.T) {
 	same("animals", "parted")
 	wants(t, runVerb(t, env, "verify"), 0)
 	wants(t, runVerb(t, env, "resync", "-all"), 0)
+	awaitResyncs(t, d, "asked", 2)
 	same("animals", "parted")
 
 	// The child is mapped as a table of its own, by the statement that is said;

@@ -87,6 +87,7 @@ func TestPgsourceNoticesAServerThatWasPutBack(t *testing.T) {
 			}
 			waitHealthy(t, d)
 			wants(t, runVerb(t, env, "resync", "-all"), 0)
+			awaitResyncs(t, d, "asked", 2)
 			execSQL(t, pg, `INSERT INTO orders VALUES (3001, 'after', 1, true)`)
 			end := currentLSN(t, pg)
 			if end >= bookmark {
