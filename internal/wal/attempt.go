@@ -326,6 +326,7 @@ func (a *attempt) lastStatus(hard context.Context, from uint64) error {
 	if err != nil {
 		return err
 	}
+	defer a.s.streamsNowhere()
 	st, err := a.s.startStream(hard, conn, from)
 	if err != nil {
 		return err

@@ -687,7 +687,6 @@ func (a *attempt) peekConnection(work, hard context.Context) error {
 // server is read: each transaction finds that out, and so does this look, which
 // lets the others go to a server that has restarted.
 func (a *attempt) peekVerify(work context.Context) error {
-	a.s.streamsNowhere()
 	// A pooler can bring the next turn to the server after a restart, without an
 	// end of the connection to it.
 	defer a.s.streamsNowhere()

@@ -48,7 +48,6 @@ func (a *attempt) watch(work context.Context) {
 // WatchSlot keeps looking at the slot until ctx ends, for a daemon that waits
 // for a person: the slot goes on keeping WAL on the server's disk meanwhile.
 func (s *Source) WatchSlot(ctx context.Context) {
-	s.streamsNowhere()
 	s.every(ctx, func() {
 		var seen Status
 		err := s.look(ctx, func(ctx context.Context, conn *pgx.Conn) error {
