@@ -157,7 +157,11 @@ func TestPgsourceReplayEndsWithoutRows(t *testing.T) {
 	pg, sim, env := effectively(t, felderasim.Options{Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce})
 	env = merged(env, map[string]string{"PGSOURCE_TRUNCATE": "ignore", "PGSOURCE_BATCH_ROWS": "50", "PGSOURCE_ON_DESTINATION_LOSS": "stop"})
 	d := startPgsource(t, env)
-	waitHealthy(t, d)
+	// The position, and that it feeds two tables: it sends no row while one of
+	// the three waits for completion, which is about to be held.
+	waitSim(t, sim, "the claim is completed", func(v felderasim.View) bool {
+		return v.Count(feldera.DefaultProgressTable) == 3 && v.Settled()
+	})
 	sim.HoldCompletion()
 	before := sim.Counters().Records
 	execSQL(t, pg, `INSERT INTO orders SELECT i, 'many', 1, true FROM generate_series(1, 200) i`)
