@@ -116,8 +116,14 @@ func (g *struggle) copyFailed(underWay []*copyRequest, cause error) error {
 const mendCopied = "mend the row at the source or what it meets in the pipeline, and start pgsource again: the row is read anew"
 
 // mustStandAlone tells whether something is under way that has to arrive before
-// anything else goes out, or before what comes next does.
+// anything else goes out, or before what comes next does. While a transaction of
+// the pipeline is open nothing arrives before its commit, so nothing is waited
+// for: what belongs in it are the rows of one transaction of the source then, or
+// of a replay.
 func (d *deliverer) mustStandAlone() bool {
+	if d.opened != nil {
+		return false
+	}
 	d.mu.Lock()
 	n, copying, apart := len(d.inFlight), len(d.copying), d.apart
 	d.mu.Unlock()

@@ -293,12 +293,19 @@ const (
 
 // full tells whether so much waits for evidence that nothing more is to be sent:
 // for completion, or for a checkpoint. What is received meanwhile is buffered and
-// spilled within its limits. While a transaction of the pipeline is open, no
-// checkpoint can come: what belongs in it is sent, and it is committed.
+// spilled within its limits. While a transaction of the pipeline is open, neither
+// can come for anything: what belongs in it is sent, and it is committed.
+//
+// The sequence that this is for: a transaction is open from before, the claim of
+// the progress table goes into it, and what the pipeline is found to hold waits
+// for that claim: with PGSOURCE_IN_FLIGHT=1 nothing would ever be sent again.
 func (d *deliverer) full() bool {
+	if d.opened != nil {
+		return false
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.inFlight) >= d.cfg.InFlight || (d.opened == nil && d.behindCheckpoints())
+	return len(d.inFlight) >= d.cfg.InFlight || d.behindCheckpoints()
 }
 
 func (d *deliverer) behindCheckpoints() bool {
@@ -331,12 +338,16 @@ func (d *deliverer) lookAround() {
 	if n > 0 {
 		oldest = *d.inFlight[0]
 	}
-	behind, undurable := d.behindCheckpoints(), d.undurable
+	behind, undurable, open := d.behindCheckpoints(), d.undurable, d.opened != nil
 	d.mu.Unlock()
 	if behind {
+		waits := "nothing more is sent before one is"
+		if open {
+			waits = "nothing more is sent before one is but what belongs in the pipeline's transaction that is open, which no checkpoint comes before"
+		}
 		d.cfg.Report(Status{
-			Check: CheckDestination, Message: fmt.Sprintf("%d batches (%d transactions) are completed and in no checkpoint, and none has been proven to be since %s: nothing more is sent before one is",
-				undurable.batches, undurable.transactions, undurable.since.UTC().Format(time.RFC3339)),
+			Check: CheckDestination, Message: fmt.Sprintf("%d batches (%d transactions) are completed and in no checkpoint, and none has been proven to be since %s: %s",
+				undurable.batches, undurable.transactions, undurable.since.UTC().Format(time.RFC3339), waits),
 			Hint: "look in the pipeline's log for why it makes no checkpoints (storage, permissions, an open transaction); the LSN does not move meanwhile",
 		})
 		return

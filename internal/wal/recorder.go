@@ -310,7 +310,7 @@ func (d *deliverer) heed(work context.Context, dec *feldera.Decision, st *State,
 			p = storedProgress{Epoch: dec.Epoch, Produced: LSN(dec.Held)}
 			p.RowEpoch, p.RowIncarnation = dec.Completed()
 			next.notice(Notice{
-				Kind: NoticeLoss, Was: st.Progress.RowIncarnation, Now: incarnation, From: LSN(dec.Held), To: next.Acknowledged,
+				Kind: NoticeLoss, Was: st.noted().RowIncarnation, Now: incarnation, From: LSN(dec.Held), To: next.Acknowledged,
 				Noticed: time.Now().UTC(), Tables: s.tableNames(),
 			})
 		}

@@ -1,10 +1,13 @@
 package wal
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // Nothing more is sent while so much waits for completion or for a checkpoint; but
-// what belongs in a transaction of the pipeline that is open is, since no
-// checkpoint comes before its commit.
+// what belongs in a transaction of the pipeline that is open is, since neither
+// comes before its commit. Nor does it wait to stand alone.
 func TestFull(t *testing.T) {
 	s := testSource(t, noStore{})
 	s.cfg.InFlight = 2
@@ -28,19 +31,34 @@ func TestFull(t *testing.T) {
 	d.opened = &opened{}
 	is(false)
 	d.inFlight = []*batch{one, one}
+	is(false)
+	s.struggle.attempts = PoisonAttempts
+	if !s.struggle.cautious() || d.mustStandAlone() {
+		t.Error("what belongs in an open transaction waits for what cannot arrive before its commit")
+	}
+	d.opened = nil
 	is(true)
-	d.opened, d.inFlight = nil, nil
+	if !d.mustStandAlone() {
+		t.Error("what comes next does not stand alone, although something fails again and again")
+	}
+	d.inFlight = nil
 	d.undurable.batches, d.undurable.transactions = 1, maxUndurableTransactions
 	is(true)
 	d.lookAround()
-	if len(said) != 1 || said[0].OK || said[0].Check != CheckDestination {
-		t.Errorf("it says %+v", said)
+	d.opened = &opened{}
+	d.lookAround()
+	d.opened = nil
+	if len(said) != 2 || said[0].OK || said[1].OK || said[0].Check != CheckDestination {
+		t.Fatalf("it says %+v", said)
+	}
+	if strings.Contains(said[0].Message, "transaction that is open") || !strings.Contains(said[1].Message, "but what belongs in the pipeline's transaction that is open") {
+		t.Errorf("it says %q, and with a transaction open %q", said[0].Message, said[1].Message)
 	}
 	d.undurable.batches = 2
 	d.undurable.transactions = maxUndurableTransactions + 2
 	d.proven(one)
 	is(false)
-	if len(said) != 2 || !said[1].OK || d.undurable.batches != 1 || d.undurable.transactions != maxUndurableTransactions-1 {
+	if len(said) != 3 || !said[2].OK || d.undurable.batches != 1 || d.undurable.transactions != maxUndurableTransactions-1 {
 		t.Errorf("it says %+v, with %+v left", said, d.undurable)
 	}
 	d.lost = true

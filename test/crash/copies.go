@@ -166,6 +166,10 @@ func (w *bankWorld) provokeCopies(ctx context.Context, c crashCase) error {
 		return w.askForResync(ctx)
 	case byRepair:
 		if status, _, err := w.daemon.Get(ctx, "/readyz"); err == nil && status == http.StatusOK {
+			// A daemon that has just noticed a loss has put right what differed.
+			if err := w.damage(ctx); err != nil {
+				return err
+			}
 			w.askForRepair(ctx)
 		}
 	}

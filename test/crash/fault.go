@@ -28,8 +28,10 @@ type fault struct {
 	losing bool
 	// wakes: the daemon is not killed, it goes on with what it had in its hands.
 	wakes bool
-	// at is done when the daemon is at the place.
-	at func(ctx context.Context, w world) error
+	// at is done when the daemon is at the place; alive is done instead where it is
+	// not killed there, nil for the same.
+	at    func(ctx context.Context, w world) error
+	alive func(w world)
 }
 
 // standstill is longer than the session time-out of the group.
@@ -47,9 +49,11 @@ var faults = []fault{
 	{name: "destination back at its last checkpoint", both: true, back: true, losing: true, at: destination(core.KeepCheckpoint)},
 	{name: "destination back with nothing", both: true, back: true, losing: true, at: destination(core.KeepNothing)},
 	{name: "source server killed", both: true, at: func(ctx context.Context, w world) error { return w.killSource(ctx) }},
-	{name: "half-open network", action: actNote, at: func(ctx context.Context, w world) error {
+	{name: "half-open network", action: actNote, both: true, at: func(ctx context.Context, w world) error {
 		w.common().proxy.Stall()
 		return w.common().standStill(ctx, standstill)
+	}, alive: func(w world) {
+		w.common().proxy.Freeze() // nothing tells the daemon but the silence
 	}},
 }
 
@@ -62,8 +66,12 @@ func destination(keep core.Keep) func(context.Context, world) error {
 
 // hits lets the fault happen to a daemon that is at a place, and gives false
 // where it did not happen.
-func (f *fault) hits(ctx context.Context, w world) (bool, error) {
+func (c *crashCase) hits(ctx context.Context, w world) (bool, error) {
+	f := c.fault
 	switch {
+	case c.alive && f.alive != nil:
+		f.alive(w)
+		return true, nil
 	case f.request != "":
 		return w.common().failRequests(ctx, w, f.request)
 	case f.at != nil:

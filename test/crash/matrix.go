@@ -87,7 +87,7 @@ func runVariant(ctx context.Context, opts options, r *result, v *variant, cases 
 			r.unreached = append(r.unreached, c.name())
 		}
 		r.runs++
-		fmt.Fprintf(r.out, "%s: %s, %v\n", c.name(), map[bool]string{true: "reached", false: "NOT REACHED"}[reached], time.Since(began).Round(time.Millisecond))
+		fmt.Fprintf(r.out, "%s: %s, %v\n%s", c.name(), map[bool]string{true: "reached", false: "NOT REACHED"}[reached], time.Since(began).Round(time.Millisecond), c.noted)
 		r.mu.Unlock()
 		r.collect(c.name(), w, err)
 		if err != nil { // what follows in this world would only repeat it
@@ -99,7 +99,7 @@ func runVariant(ctx context.Context, opts options, r *result, v *variant, cases 
 
 // run does one run: the daemon goes to a place, something happens there, and
 // then everything has to be well again.
-func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
+func (c *crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	r := w.common()
 	log := filepath.Join(r.dir, strings.Map(func(r rune) rune {
 		if strings.ContainsRune(" ,()", r) {
@@ -112,7 +112,7 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 		return false, err
 	}
 	armed := map[string]string{}
-	if err := w.prepare(ctx, c, armed); err != nil {
+	if err := w.prepare(ctx, *c, armed); err != nil {
 		return false, fmt.Errorf("prepare: %w", err)
 	}
 	armed["CRASH_AT"], armed["CRASH_LOG"] = string(c.point)+":"+strconv.Itoa(c.visit)+":"+c.action(), log
@@ -132,12 +132,15 @@ func (c crashCase) run(ctx context.Context, w world) (reached bool, err error) {
 	}
 	failed, err := c.reach(ctx, w, there)
 	reached = err == nil && failed == nil
+	if !reached {
+		c.noted = r.lastWords(ctx)
+	}
 	w.unclean()
 	if reached && outside {
 		err = r.act(c.action())
 	}
 	if reached && err == nil {
-		reached, err = c.fault.hits(ctx, w)
+		reached, err = c.hits(ctx, w)
 	}
 	// Whatever is left of it: the fault ends, and a daemon runs.
 	if !reached || err != nil || !c.lives() {
@@ -187,7 +190,7 @@ func (c *crashCase) lives() bool { return c.alive || c.fault.wakes }
 var lastPlaces = []crash.Point{crash.PgShutdown, crash.PgShutdownLastWord, crash.KafkaShutdown}
 
 // reach waits until the daemon is at the place.
-func (c crashCase) reach(ctx context.Context, w world, there func() bool) (failed, err error) {
+func (c *crashCase) reach(ctx context.Context, w world, there func() bool) (failed, err error) {
 	provoked := time.Now()
 	limit, cancel := context.WithTimeout(ctx, w.common().patience)
 	defer cancel()
@@ -196,7 +199,7 @@ func (c crashCase) reach(ctx context.Context, w world, there func() bool) (faile
 			return nil, true
 		}
 		if time.Since(provoked) > 500*time.Millisecond {
-			failed = w.provoke(ctx, c)
+			failed = w.provoke(ctx, *c)
 			provoked = time.Now() // the daemon is to have some time in between
 		}
 		return nil, failed != nil

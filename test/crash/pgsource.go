@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -51,7 +52,10 @@ type bankWorld struct {
 	twice, gone int
 }
 
-// openBank starts everything but the daemon.
+// errFirstStart says that a daemon does not come up in a world that is new.
+var errFirstStart = errors.New("the first start fails")
+
+// openBank starts everything, with rows that are copied already.
 func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 	w := &bankWorld{rig: rig{dir: opts.dir, patience: patience}, variant: opts.variant, oracle: newBankOracle()}
 	defer func() {
@@ -94,7 +98,7 @@ func openBank(ctx context.Context, opts worldOptions) (_ world, err error) {
 		return nil, err
 	}
 	if err = w.ready(ctx); err != nil {
-		return nil, fmt.Errorf("first start: %w", err)
+		return nil, errors.Join(errFirstStart, err)
 	}
 	if err = w.settle(ctx); err != nil {
 		return nil, fmt.Errorf("first rows: %w", err)

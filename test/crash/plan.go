@@ -84,6 +84,8 @@ type crashCase struct {
 	alive bool
 	// by is what brings the daemon to the place, where a stream does not.
 	by way
+	// noted is what the daemon said when it did not come to the place.
+	noted string
 }
 
 // way is how a pgsource comes to copy rows beside the stream.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -211,6 +212,12 @@ func (r *rig) noProgress(ctx context.Context, err error) error {
 		body = []byte(errHealth.Error())
 	}
 	return fmt.Errorf("no progress after the fault: %w; health: %s", err, body)
+}
+
+// lastWords gives what the daemon says of itself, and its last lines.
+func (r *rig) lastWords(ctx context.Context) string {
+	_, body, err := r.daemon.Health(ctx)
+	return fmt.Sprintf("  health: %s %v\n  %s\n", bytes.TrimSpace(body), err, strings.Join(r.daemon.Log().Tail(25), "\n  "))
 }
 
 // gate lets writers be held between transactions.

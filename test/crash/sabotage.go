@@ -37,6 +37,8 @@ type wrongBuild struct {
 	scenario func(ctx context.Context, w world) error
 	// tries is how often it may take, 0 for once.
 	tries int
+	// firstStart: the daemon shows it when it starts for the first time.
+	firstStart bool
 
 	// pkg and test make it a test of a package.
 	pkg, test string
@@ -50,6 +52,7 @@ const (
 	effectively = "pgsource effectively_once"
 	atLeast     = "pgsource at_least_once"
 	peeking     = "pgsource peek"
+	durably     = "pgsource durable"
 	kafka       = "kafkasink at_least_once"
 	kafkaOnce   = "kafkasink effectively_once"
 )
@@ -84,21 +87,25 @@ var streamBuilds = []wrongBuild{
 	{wrong: sabotage.AckBeforeRow, what: "acknowledged before the progress row is completed", variant: effectively, scenario: rowHeld},
 	{wrong: sabotage.RowBeforeIngested, what: "progress row before its rows are ingested", variant: effectively, scenario: rowAlone},
 	{wrong: sabotage.RowIntoNewIncarnation, what: "progress row sent into a new incarnation", pkg: "./internal/feldera", test: "TestClaimGoesToTheIncarnationThatWasReadAlone"},
-	{wrong: sabotage.RowNotLast, what: "progress row not the last in a transaction", pkg: "./internal/feldera", test: "TestProgressRowIsTheLastInATransaction"},
-	{wrong: sabotage.SameEpoch, what: "stale owner's row wins", pkg: "./internal/feldera", test: "TestDecide"},
-	{wrong: sabotage.SingleCheckpoint, what: "a single checkpoint taken as proof", pkg: "./internal/feldera", test: "TestSimulatedDurability"},
-	{wrong: sabotage.NeverUsedIsLost, what: "never used taken for lost", pkg: "./internal/feldera", test: "TestDecide"},
-	{wrong: sabotage.BelieveAnyRow, what: "any progress row believed", pkg: "./internal/feldera", test: "TestDecide"},
-	{wrong: sabotage.BelieveByPosition, what: "progress row believed by its position", pkg: "./internal/feldera", test: "TestDecide"},
+	{wrong: sabotage.RowIntoNewIncarnation, what: "rows of a transaction sent into a new incarnation", variant: effectively, scenario: rowsMeetAnotherProcess, tries: 2},
+	{wrong: sabotage.RowNotLast, what: "progress row not the last in a transaction", variant: effectively, scenario: committedBySomebody},
+	{wrong: sabotage.SameEpoch, what: "stale owner's row wins", variant: kafkaOnce, scenario: staleRow, tries: 3},
+	{wrong: sabotage.SingleCheckpoint, what: "a single checkpoint taken as proof", variant: durably, scenario: checkpointOfBefore, tries: 2},
+	{wrong: sabotage.NeverUsedIsLost, what: "never used taken for lost", variant: effectively, env: stopAtLoss, scenario: traffic, firstStart: true},
+	{wrong: sabotage.BelieveAnyRow, what: "any progress row believed", variant: effectively, scenario: claimMeetsAnotherProcess, tries: 3},
+	{wrong: sabotage.BelieveByPosition, what: "progress row believed by its position", variant: effectively, scenario: claimMeetsAnotherProcess, tries: 3},
 	{wrong: sabotage.StartWithoutWait, what: "requests of the process before not waited out", variant: atLeast, env: longLife, scenario: lateBehindAStart, tries: 3},
 	{wrong: sabotage.HandOverWithoutWait, what: "requests of the owner before not waited out", variant: kafka, env: longLife, scenario: lateBehindAStart, tries: 3},
 	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", variant: atLeast, env: map[string]string{"PGSOURCE_BATCH_ROWS": "5"}, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
-	{wrong: sabotage.IdleCompared, what: "idle position compared with the progress row's", variant: effectively, env: map[string]string{"PGSOURCE_ON_DESTINATION_LOSS": "stop"}, scenario: startAgainIdle},
+	{wrong: sabotage.IdleCompared, what: "idle position compared with the progress row's", variant: effectively, env: stopAtLoss, scenario: startAgainIdle},
 	{wrong: sabotage.CleanNoteKept, what: "clean note not replaced before the first request", variant: kafka, env: longLife, scenario: lateBehindACleanStop, tries: 3},
 	{wrong: sabotage.ResetForgotten, what: "reset forgotten before its claim", variant: effectively, scenario: resetAndKill},
 	{wrong: sabotage.EpochByRow, what: "epoch claimed by a row alone", variant: effectively, scenario: startAgainIdle},
 	{wrong: sabotage.CommitForgotten, what: "commit without an answer forgotten by the next attempt", pkg: "./internal/wal", test: "TestRequestsAreOutlived"},
 }
+
+// stopAtLoss lets a pgsource end that finds a loss.
+var stopAtLoss = map[string]string{"PGSOURCE_ON_DESTINATION_LOSS": "stop"}
 
 // longLife is the life of a request in scenarios where one comes late by that.
 var longLife = map[string]string{"FELDERA_REQUEST_LIFETIME": "14s"}
@@ -225,13 +232,23 @@ func (b *wrongBuild) tryWorld(ctx context.Context, opts options, wrong sabotage.
 	for name, value := range b.env {
 		env[name] = value
 	}
-	for range max(b.tries, 1) {
+	for try, more := 0, 3; try < max(b.tries, 1); try++ {
 		r := newResult(&strings.Builder{})
 		w, err := v.open(ctx, worldOptions{options: opts, variant: v, tags: "sabotage", env: env, patience: time.Minute})
+		if b.firstStart && errors.Is(err, errFirstStart) {
+			lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
+			return fmt.Sprintf("%v: %s", errFirstStart, lines[len(lines)-1]), nil // the last thing that the daemon says
+		}
 		if err != nil {
 			return "", err
 		}
 		err = b.play(ctx, opts, w)
+		if errors.Is(err, errNotTried) && !w.wrong() && more > 0 {
+			more--
+			try--
+			w.close()
+			continue
+		}
 		r.collect(b.name(), w, err)
 		w.close()
 		if r.first != "" {

@@ -149,6 +149,36 @@ func TestPgsourceEffectivelyOnceInOpenTransaction(t *testing.T) {
 	}
 }
 
+// A transaction is open from before, and rows that the pipeline holds are passed
+// over in it: their acknowledgement waits for the claim, which is completed by the
+// commit. What belongs in the transaction does not wait for that.
+func TestPgsourcePassesOverInsideATransaction(t *testing.T) {
+	t.Parallel()
+	pg, sim, env := effectively(t, felderasim.Options{Edition: felderasim.Enterprise, Model: core.ModelExactlyOnce})
+	env = merged(env, map[string]string{"PGSOURCE_IN_FLIGHT": "1", "PGSOURCE_BATCH_ROWS": "1"})
+	// The bookmark is saved a moment after what it stands for, and the transaction is
+	// to be opened in between.
+	for try := range 8 {
+		d := startCrashing(t, env, "pgsource.transaction-open")
+		waitHealthy(t, d)
+		for n := range 3 {
+			execSQL(t, pg, fmt.Sprintf(`INSERT INTO orders VALUES (%d, 'completed', 1, true)`, 10*try+n))
+		}
+		execSQL(t, pg, fmt.Sprintf(`BEGIN; INSERT INTO orders VALUES (%[1]d, 'in a transaction', 1, true); INSERT INTO items VALUES (%[1]d, 1, 'with this'); COMMIT`, 10*try+3))
+		awaitEnd(t, d, -1)
+		d = startPgsource(t, env)
+		awaitConfirmed(t, pg, currentLSN(t, pg))
+		assertEqualTables(t, pg, sim)
+		passed := metric(t, d, "pgsource_progress_decisions_total", map[string]string{"found": "ahead"}) > 0
+		stopClean(t, d)
+		if passed {
+			t.Logf("rows were passed over inside of a transaction at try %d", try+1)
+			return
+		}
+	}
+	t.Fatal("no transaction was opened between a completion and its bookmark")
+}
+
 // A transaction that brings no rows ends what is sent again after a crash: the
 // progress row names the last rows, as the state does, and a pipeline that comes
 // back with everything is not taken for one that lost something.

@@ -429,7 +429,19 @@ func (s *Sim) ReleaseCommit() { s.do(func(e *core.Engine) { e.HoldCommit(false) 
 // HoldCheckpoint keeps checkpoints from starting or moving on.
 func (s *Sim) HoldCheckpoint() { s.do(func(e *core.Engine) { e.HoldCheckpoint(true) }) }
 
-// ReleaseCheckpoint ends HoldCheckpoint.
+// HoldBegunCheckpoint begins a checkpoint that nobody asked for and keeps it,
+// and any other, from moving on: what comes now is not in it. It tells whether
+// one could begin.
+func (s *Sim) HoldBegunCheckpoint() (begun bool) {
+	s.do(func(e *core.Engine) {
+		if begun = s.proc.up && e.StartPeriodicCheckpoint(); begun {
+			e.HoldCheckpoint(true)
+		}
+	})
+	return begun
+}
+
+// ReleaseCheckpoint ends HoldCheckpoint and HoldBegunCheckpoint.
 func (s *Sim) ReleaseCheckpoint() { s.do(func(e *core.Engine) { e.HoldCheckpoint(false) }) }
 
 // Pause pauses the pipeline: ingress bodies are not read until Resume.

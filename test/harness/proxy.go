@@ -47,6 +47,7 @@ type proxied struct {
 	taps           [2]func([]byte) // nil = nobody listens
 	done           chan struct{}
 	once           sync.Once
+	frozen         bool // guarded by the proxy's mu
 }
 
 // StartProxy starts a proxy to target, a host:port. The caller must Close it.
@@ -144,6 +145,19 @@ func (p *Proxy) CutAfter(d Direction, n int64) {
 // new connections stay open and nothing moves, until [Proxy.Resume].
 func (p *Proxy) Stall(ds ...Direction) { p.setStalled(true, ds) }
 
+// Freeze lets the connections that are open now move nothing any more, for good,
+// and their ends look connected, as behind a router that has forgotten them. New
+// ones work.
+func (p *Proxy) Freeze() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.frozen = true
+	}
+	close(p.flow) // who waits for the end of a stall looks again
+	p.flow = make(chan struct{})
+}
+
 // Resume ends [Proxy.Stall].
 func (p *Proxy) Resume(ds ...Direction) { p.setStalled(false, ds) }
 
@@ -234,11 +248,11 @@ func (p *Proxy) pump(c *proxied, d Direction, from, to net.Conn) {
 	buf := make([]byte, 32<<10)
 	for p.flows(c, d) {
 		n, err := from.Read(buf)
+		// Read may have waited while Stall came: what it got then is held, an end too.
+		if !p.flows(c, d) {
+			return
+		}
 		if n > 0 {
-			// Read may have waited while Stall came: what it got then is held.
-			if !p.flows(c, d) {
-				return
-			}
 			n, cut := p.take(d, n)
 			if c.taps[d] != nil {
 				c.taps[d](buf[:n])
@@ -271,7 +285,7 @@ func (p *Proxy) pump(c *proxied, d Direction, from, to net.Conn) {
 func (p *Proxy) flows(c *proxied, d Direction) bool {
 	for {
 		p.mu.Lock()
-		stalled, flow := p.stalled[d], p.flow
+		stalled, flow := p.stalled[d] || c.frozen, p.flow
 		p.mu.Unlock()
 		if !stalled {
 			return true

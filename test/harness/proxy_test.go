@@ -116,6 +116,25 @@ func TestProxyStallsAndResumes(t *testing.T) {
 	}
 }
 
+// What is frozen stays so, whatever its client does; other connections work.
+func TestProxyFreezes(t *testing.T) {
+	p := harness.NeedProxy(t, echo(t))
+	old := dial(t, p.Addr())
+	_, err := say(old, "x", 10*time.Second)
+	must(t, err)
+	p.Freeze()
+	p.Resume()
+	if _, err := say(old, "lost", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("a frozen connection answered: %v", err)
+	}
+	up := p.Bytes(harness.Up)
+	_, err = say(dial(t, p.Addr()), "new", 10*time.Second)
+	must(t, err)
+	if n := p.Bytes(harness.Up) - up; n != 3 {
+		t.Errorf("%d bytes passed, of a new connection that said 3", n)
+	}
+}
+
 func TestProxyCutsAfterSoManyBytes(t *testing.T) {
 	p := harness.NeedProxy(t, echo(t))
 	p.CutAfter(harness.Down, 3)
