@@ -66,12 +66,17 @@ func load(environ []string) (*config.PGSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	dsn, err := c.DSN.Value()
-	if err == nil {
-		err = wal.CheckDSN(dsn)
-	}
-	if err != nil {
-		return nil, ops.WithExitCode(ops.ExitConfig, err)
+	for setting, secret := range map[string]config.Secret{"PGSOURCE_DSN": c.DSN, "PGSOURCE_STATE_DSN": c.StateDSN} {
+		if setting == "PGSOURCE_STATE_DSN" && !secret.IsSet() {
+			continue // the state is elsewhere
+		}
+		dsn, err := secret.Value()
+		if err == nil {
+			err = wal.CheckDSN(setting, dsn)
+		}
+		if err != nil {
+			return nil, ops.WithExitCode(ops.ExitConfig, err)
+		}
 	}
 	return c, nil
 }

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -158,6 +159,14 @@ func resetState(ctx context.Context, call ops.Call, source *wal.Source) error {
 	if err != nil {
 		return err
 	}
+	if _, err := io.WriteString(call.Stdout, describeReset(done)); err != nil {
+		return fmt.Errorf("write the state: %w", err)
+	}
+	return nil
+}
+
+// describeReset says what was done, and what nobody will say any more.
+func describeReset(done *wal.Reset) string {
 	var b strings.Builder
 	switch {
 	case done.Unreadable != nil:
@@ -168,6 +177,9 @@ func resetState(ctx context.Context, call ops.Call, source *wal.Source) error {
 		fmt.Fprintf(&b, "the bookmark was %s of cluster %s, timeline %d\n", done.Before.Acknowledged, done.Before.System, done.Before.Timeline)
 	}
 	fmt.Fprintf(&b, "the bookmark is now %s: %s\n", done.After.Acknowledged, meaning["reset"])
+	if names := doubtful(done.Before); len(names) > 0 {
+		fmt.Fprintf(&b, "these tables were known to differ from the source, or may: %s; the state says so no more, so have them read anew behind the next start: pgsource resync -all\n", strings.Join(names, ", "))
+	}
 	if tx := done.Transaction; tx != nil {
 		fmt.Fprintf(&b, "%s: this pgsource has opened it, and the next start commits it, with what is in it then\n", tx.Text)
 	}
@@ -177,10 +189,23 @@ func resetState(ctx context.Context, call ops.Call, source *wal.Source) error {
 	if !done.PipelineAsked {
 		b.WriteString("the pipeline did not answer: whatever incarnation runs at the next start counts as the one that holds everything\n")
 	}
-	if _, err := io.WriteString(call.Stdout, b.String()); err != nil {
-		return fmt.Errorf("write the state: %w", err)
+	return b.String()
+}
+
+// doubtful gives the tables whose rows a state says may not be the source's.
+func doubtful(st *wal.State) []string {
+	if st == nil {
+		return nil
 	}
-	return nil
+	var names []string
+	for i := range st.Differing {
+		names = append(names, st.Differing[i].Schema+"."+st.Differing[i].Table)
+	}
+	for _, t := range st.NeedsResync() {
+		names = append(names, t.Table)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func acceptState(ctx context.Context, call ops.Call, source *wal.Source) error {

@@ -98,16 +98,20 @@ func (t *TableStore) connect(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the connection string of the state: %w", err)
 	}
+	setting := settingStateDSN
+	if t.shared {
+		setting = settingDSN
+	}
 	base, err := pinnedConfig(dsn, stateSilence, "holdfast/state/"+t.slot)
 	if err != nil {
-		return nil, err
+		return nil, ofSetting(setting, err)
 	}
 	// Whatever the role's default: a bookmark that a crash of the server takes
 	// back would be below what the slot was told.
 	base.RuntimeParams["synchronous_commit"] = "on"
 	conn, err := openPlain(ctx, base)
 	if err != nil {
-		return nil, connectFailure("connect to the database of the state", base, err)
+		return nil, ofSetting(setting, connectFailure("connect to the database of the state", base, err))
 	}
 	return conn, nil
 }

@@ -88,14 +88,41 @@ func parseDSN(dsn string, silence time.Duration) (*pgconn.Config, error) {
 
 func dsnRefused(why string) error {
 	return &decode.Refusal{
-		Reason: decode.ReasonSetup, What: "PGSOURCE_DSN", Why: why,
+		Reason: decode.ReasonSetup, What: settingDSN, Why: why,
 		Expected: "postgres://user:password@host:port/database?sslmode=verify-full, or the keyword form (host=… user=… dbname=…)",
 	}
 }
 
-// CheckDSN tells whether dsn can be parsed. The error does not contain it.
-func CheckDSN(dsn string) error {
+// CheckDSN tells whether the connection string of a setting can be parsed. The
+// error names the setting, and does not contain the string.
+func CheckDSN(setting, dsn string) error {
 	_, err := parseDSN(dsn, 0)
+	return ofSetting(setting, err)
+}
+
+// The settings that have a connection string. What is said of one that fails is
+// written for the first.
+const (
+	settingDSN      = "PGSOURCE_DSN"
+	settingStateDSN = "PGSOURCE_STATE_DSN"
+)
+
+// ofSetting lets an error of a connection name the setting whose connection it is.
+func ofSetting(setting string, err error) error {
+	if setting == settingDSN || err == nil {
+		return err
+	}
+	named := strings.NewReplacer(settingDSN, setting, orPeek, "", directConnection, "the Postgres server itself: the lock on the state belongs to a session")
+	if r, ok := errors.AsType[*decode.Refusal](err); ok {
+		of := *r
+		of.What, of.Why, of.Expected, of.Do = named.Replace(r.What), named.Replace(r.Why), named.Replace(r.Expected), named.Replace(r.Do)
+		return &of
+	}
+	if o, ok := errors.AsType[*outage](err); ok {
+		of := *o
+		of.why, of.do = named.Replace(o.why), named.Replace(o.do)
+		return &of
+	}
 	return err
 }
 

@@ -260,6 +260,40 @@ func TestConnectFailures(t *testing.T) {
 	}
 }
 
+// What is wrong with the connection to the state's database names its setting,
+// and advises nothing that is of the source's.
+func TestStateConnectionFailures(t *testing.T) {
+	t.Parallel()
+	answers := map[string]*pgproto3.ErrorResponse{
+		"password": {Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "28P01", Message: "password authentication failed"},
+		"pooler":   {Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01", Message: "unsupported startup parameter: extra_float_digits"},
+		"wait":     nil, // hangs up
+	}
+	for name, answer := range answers {
+		server := &fakeServer{answer: answer}
+		startFake(t, server)
+		for _, shared := range []bool{false, true} {
+			dsn := "postgres://u:secret@" + server.addr + "/d?sslmode=disable"
+			_, err := NewTableStore(TableOptions{DSN: func() (string, error) { return dsn, nil }, Schema: "s", Table: "t", Slot: "x", SourceCluster: shared}).connect(t.Context())
+			if err == nil {
+				t.Fatalf("%s: connected", name)
+			}
+			said := err.Error()
+			if out, ok := errors.AsType[*outage](err); ok {
+				said += " " + out.Hint()
+			} else if strings.Contains(said, "PGSOURCE_STATE_DSN") == shared {
+				t.Errorf("%s, in the source's cluster %t: %s", name, shared, said)
+			}
+			if !shared && (strings.Contains(said, "PGSOURCE_DSN") || strings.Contains(said, "PGSOURCE_TRANSPORT") || strings.Contains(said, "replication protocol")) {
+				t.Errorf("%s: it speaks of the source: %s", name, said)
+			}
+		}
+	}
+	if err := CheckDSN("PGSOURCE_STATE_DSN", "postgres://u:p@ss/w@h/d"); err == nil || !strings.HasPrefix(err.Error(), "PGSOURCE_STATE_DSN: ") {
+		t.Errorf("%v", err)
+	}
+}
+
 // A connection string that can be read in two ways is refused: half a
 // password would be taken for a host or a database, and be named.
 func TestParseDSNRefuses(t *testing.T) {

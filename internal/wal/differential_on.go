@@ -8,8 +8,9 @@ import (
 )
 
 // alike holds what the decoder made of a message against pglogrepl's reading of
-// it, in the daemons of the end-to-end tests: all that their servers send is
-// compared. A difference ends the process.
+// it, in the daemons of the end-to-end tests. Origins, logical messages and the
+// rows of transactions that a person has passed over are not decoded there; the
+// recorded sessions of internal/decode have them. A difference ends the process.
 func alike(msg []byte, m *decode.Message) {
 	if err := decodecheck.Compare(msg, m); err != nil {
 		panic("the decoder reads a message otherwise than pglogrepl: " + err.Error())

@@ -255,6 +255,12 @@ func ipTexts(ips []net.IP) []string {
 	return texts
 }
 
+// What is said of a pooler, and is not true of every connection: see ofSetting.
+const (
+	directConnection = "the Postgres server itself: the replication protocol needs a direct connection"
+	orPeek           = "; or set PGSOURCE_TRANSPORT=peek, which reads over plain SQL"
+)
+
 // explainServer finds the words for what the server said while a connection
 // was made. The codes are Postgres' (appendix A of its manual).
 func explainServer(cfg *pgconn.Config, e *pgconn.PgError) fault {
@@ -265,8 +271,8 @@ func explainServer(cfg *pgconn.Config, e *pgconn.PgError) fault {
 	case strings.Contains(e.Message, "unsupported startup parameter"), strings.Contains(e.Message, "extended query protocol not supported"),
 		strings.HasPrefix(e.Message, "no such database:"):
 		f.why = "a connection pooler answered, such as PgBouncer: " + said
-		f.expected = "the Postgres server itself: the replication protocol needs a direct connection"
-		f.do = "put the server's own host and port into PGSOURCE_DSN, not the pooler's; or set PGSOURCE_TRANSPORT=peek, which reads over plain SQL"
+		f.expected = directConnection
+		f.do = "put the server's own host and port into PGSOURCE_DSN, not the pooler's" + orPeek
 	case e.Code == "28P01":
 		f.login, f.expected = true, "a user and password that the server takes"
 		f.do = "correct the password in PGSOURCE_DSN (or in the file of PGSOURCE_DSN_FILE), or ALTER ROLE " + user + " PASSWORD '…'"

@@ -91,7 +91,7 @@ func TestQuoting(t *testing.T) {
 func TestDSNIsNeverRepeated(t *testing.T) {
 	t.Parallel()
 	for _, dsn := range []string{"postgres://u:hunter2@[::1", "host=x password=hunter2 port=abc", "hunter2 hunter2", "postgres://u:hunter2@h:1/d?sslmode=hunter2"} {
-		err := CheckDSN(dsn)
+		err := CheckDSN("PGSOURCE_DSN", dsn)
 		if err == nil {
 			t.Errorf("accepted %q", dsn)
 		} else if strings.Contains(err.Error(), "hunter2") {

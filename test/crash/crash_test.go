@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -197,6 +198,16 @@ func TestGuaranteesNameEveryWrongBuild(t *testing.T) {
 	_, table, _ := strings.Cut(string(page), "| wrong build |")
 	if n := strings.Count(table, "\n| ") - 1; n != rows {
 		t.Errorf("%d rows, and %d wrong builds", n, rows)
+	}
+}
+
+// Every wrong build that runs in a world says by what it is to be found out.
+func TestEveryWrongBuildIsFoundOutBySomething(t *testing.T) {
+	for i := range wrongBuilds {
+		b := &wrongBuilds[i]
+		if _, err := regexp.Compile(b.sees); err != nil || (b.pkg == "") == (b.sees == "") {
+			t.Errorf("%s: is to be found out by %q: %v", b.name(), b.sees, err)
+		}
 	}
 }
 

@@ -28,6 +28,9 @@ type wrongBuild struct {
 	wrong sabotage.Wrong
 	what  string
 
+	// sees matches what the oracles have to say of a world: red for another reason
+	// is not found out.
+	sees    string
 	variant string // of the matrix
 	// env is added to the daemon's configuration.
 	env map[string]string
@@ -48,6 +51,14 @@ func (b *wrongBuild) name() string {
 	return strings.TrimSpace(b.id + " " + b.what)
 }
 
+// What the oracles say, as result.collect words it.
+const (
+	theTap   = `^(acknowledged too early|position out of nowhere)`
+	wentBack = `^(acknowledged position went back|regressed)|went .* back`
+	torn     = `^torn`
+	atRest   = `differ at rest`
+)
+
 const (
 	effectively = "pgsource effectively_once"
 	atLeast     = "pgsource at_least_once"
@@ -62,45 +73,45 @@ var wrongBuilds = slices.Concat(streamBuilds, copyBuilds)
 
 // streamBuilds break the rules of what is carried, and of what is acknowledged.
 var streamBuilds = []wrongBuild{
-	{id: "S1", wrong: sabotage.AckOnReceived, what: "acknowledged when decoded", variant: atLeast, scenario: traffic},
-	{id: "S2", wrong: sabotage.AckOnAccepted, what: "acknowledged on 200", variant: atLeast, scenario: frozen},
-	{id: "S2", wrong: sabotage.AckOnAccepted, what: "committed on 200", variant: kafka, scenario: frozen},
-	{id: "S3", wrong: sabotage.KeepaliveEcho, what: "keepalive echoed", variant: atLeast, scenario: traffic},
-	{id: "S4", wrong: sabotage.StatusReceived, what: "timed status says what was received", variant: atLeast, env: map[string]string{"PGSOURCE_WAL_SENDER_TIMEOUT": "4s"}, scenario: traffic},
-	{id: "S5", wrong: sabotage.BookmarkReceived, what: "bookmark before completion", variant: atLeast, scenario: traffic},
+	{id: "S1", wrong: sabotage.AckOnReceived, what: "acknowledged when decoded", sees: theTap, variant: atLeast, scenario: traffic},
+	{id: "S2", wrong: sabotage.AckOnAccepted, what: "acknowledged on 200", sees: theTap, variant: atLeast, scenario: frozen},
+	{id: "S2", wrong: sabotage.AckOnAccepted, what: "committed on 200", sees: theTap, variant: kafka, scenario: frozen},
+	{id: "S3", wrong: sabotage.KeepaliveEcho, what: "keepalive echoed", sees: theTap, variant: atLeast, scenario: traffic},
+	{id: "S4", wrong: sabotage.StatusReceived, what: "timed status says what was received", sees: theTap, variant: atLeast, env: map[string]string{"PGSOURCE_WAL_SENDER_TIMEOUT": "4s"}, scenario: traffic},
+	{id: "S5", wrong: sabotage.BookmarkReceived, what: "bookmark before completion", sees: theTap, variant: atLeast, scenario: traffic},
 	{id: "S6", wrong: sabotage.NoSync, what: "state not made durable", pkg: "./internal/wal", test: "TestFileStoreSyncs"},
-	{id: "S7", wrong: sabotage.MaxWatermark, what: "highest instead of contiguous position", variant: atLeast, scenario: outOfOrder},
-	{id: "S8", wrong: sabotage.TimeoutIsSuccess, what: "time-out taken for success", variant: atLeast, scenario: requestsLost},
-	{id: "S8", wrong: sabotage.TimeoutIsSuccess, what: "time-out taken for success by kafkasink", variant: kafka, scenario: requestsLost},
-	{id: "S9", wrong: sabotage.GoneIsComplete, what: "410 taken for complete", variant: atLeast, scenario: acceptedAndGone},
-	{id: "S10", wrong: sabotage.StatusBeforeBookmark, what: "status before bookmark", variant: atLeast, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
-	{id: "S13", wrong: sabotage.DropBuffer, what: "position kept and buffer dropped on reconnect", variant: atLeast, scenario: cutWithABacklog},
-	{id: "S14", wrong: sabotage.TrustSlot, what: "recreated slot followed", variant: effectively, scenario: slotMadeAnew},
-	{id: "S15", wrong: sabotage.LetterLater, what: "offset passes before the dead letter", variant: kafka, point: crash.KafkaBeforeDLQ, fault: "SIGKILL", tries: 2},
-	{id: "S16", wrong: sabotage.CommitAfterRevoke, what: "commit after revoke", variant: kafka, scenario: handOver, tries: 2},
-	{id: "S17", wrong: sabotage.CommitPolled, what: "polled position committed", variant: kafka, scenario: traffic},
-	{id: "S18", wrong: sabotage.RetryAtOnce, what: "abandoned request applied after its retry", variant: atLeast, scenario: requestsLate, tries: 4},
-	{id: "S19", wrong: sabotage.TablesApart, what: "transaction split over requests", variant: atLeast, scenario: traffic},
+	{id: "S7", wrong: sabotage.MaxWatermark, what: "highest instead of contiguous position", sees: atRest, variant: atLeast, scenario: outOfOrder},
+	{id: "S8", wrong: sabotage.TimeoutIsSuccess, what: "time-out taken for success", sees: theTap, variant: atLeast, scenario: requestsLost},
+	{id: "S8", wrong: sabotage.TimeoutIsSuccess, what: "time-out taken for success by kafkasink", sees: theTap, variant: kafka, scenario: requestsLost},
+	{id: "S9", wrong: sabotage.GoneIsComplete, what: "410 taken for complete", sees: theTap, variant: atLeast, scenario: acceptedAndGone},
+	{id: "S10", wrong: sabotage.StatusBeforeBookmark, what: "status before bookmark", sees: `no progress`, variant: atLeast, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
+	{id: "S13", wrong: sabotage.DropBuffer, what: "position kept and buffer dropped on reconnect", sees: `^torn|no progress`, variant: atLeast, scenario: cutWithABacklog},
+	{id: "S14", wrong: sabotage.TrustSlot, what: "recreated slot followed", sees: torn, variant: effectively, scenario: slotMadeAnew},
+	{id: "S15", wrong: sabotage.LetterLater, what: "offset passes before the dead letter", sees: `is not among the dead letters`, variant: kafka, point: crash.KafkaBeforeDLQ, fault: "SIGKILL", tries: 2},
+	{id: "S16", wrong: sabotage.CommitAfterRevoke, what: "commit after revoke", sees: wentBack, variant: kafka, scenario: handOver, tries: 2},
+	{id: "S17", wrong: sabotage.CommitPolled, what: "polled position committed", sees: theTap, variant: kafka, scenario: traffic},
+	{id: "S18", wrong: sabotage.RetryAtOnce, what: "abandoned request applied after its retry", sees: torn, variant: atLeast, scenario: requestsLate, tries: 4},
+	{id: "S19", wrong: sabotage.TablesApart, what: "transaction split over requests", sees: torn, variant: atLeast, scenario: traffic},
 	{id: "S20", wrong: sabotage.NoFirstStatus, what: "no first status", pkg: "./internal/wal", test: "TestStatusIsSaidFirst"},
-	{id: "S22", wrong: sabotage.SkipUnrenderable, what: "row that cannot be carried left out", variant: atLeast, scenario: unrenderable},
-	{wrong: sabotage.KeepaliveOvertakes, what: "keepalive overtakes what was received before", variant: atLeast, scenario: traffic},
-	{wrong: sabotage.AckBeforeRow, what: "acknowledged before the progress row is completed", variant: effectively, scenario: rowHeld},
-	{wrong: sabotage.RowBeforeIngested, what: "progress row before its rows are ingested", variant: effectively, scenario: rowAlone},
+	{id: "S22", wrong: sabotage.SkipUnrenderable, what: "row that cannot be carried left out", sees: atRest, variant: atLeast, scenario: unrenderable},
+	{wrong: sabotage.KeepaliveOvertakes, what: "keepalive overtakes what was received before", sees: theTap, variant: atLeast, scenario: traffic},
+	{wrong: sabotage.AckBeforeRow, what: "acknowledged before the progress row is completed", sees: `and no progress row`, variant: effectively, scenario: rowHeld},
+	{wrong: sabotage.RowBeforeIngested, what: "progress row before its rows are ingested", sees: theTap, variant: effectively, scenario: rowAlone},
 	{wrong: sabotage.RowIntoNewIncarnation, what: "progress row sent into a new incarnation", pkg: "./internal/feldera", test: "TestClaimGoesToTheIncarnationThatWasReadAlone"},
-	{wrong: sabotage.RowIntoNewIncarnation, what: "rows of a transaction sent into a new incarnation", variant: effectively, scenario: rowsMeetAnotherProcess, tries: 2},
-	{wrong: sabotage.RowNotLast, what: "progress row not the last in a transaction", variant: effectively, scenario: committedBySomebody},
-	{wrong: sabotage.SameEpoch, what: "stale owner's row wins", variant: kafkaOnce, scenario: staleRow, tries: 3},
-	{wrong: sabotage.SingleCheckpoint, what: "a single checkpoint taken as proof", variant: durably, scenario: checkpointOfBefore, tries: 2},
-	{wrong: sabotage.NeverUsedIsLost, what: "never used taken for lost", variant: effectively, env: stopAtLoss, scenario: traffic, firstStart: true},
-	{wrong: sabotage.BelieveAnyRow, what: "any progress row believed", variant: effectively, scenario: claimMeetsAnotherProcess, tries: 3},
-	{wrong: sabotage.BelieveByPosition, what: "progress row believed by its position", variant: effectively, scenario: claimMeetsAnotherProcess, tries: 3},
-	{wrong: sabotage.StartWithoutWait, what: "requests of the process before not waited out", variant: atLeast, env: longLife, scenario: lateBehindAStart, tries: 3},
-	{wrong: sabotage.HandOverWithoutWait, what: "requests of the owner before not waited out", variant: kafka, env: longLife, scenario: lateBehindAStart, tries: 3},
-	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", variant: atLeast, env: map[string]string{"PGSOURCE_BATCH_ROWS": "5"}, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
-	{wrong: sabotage.IdleCompared, what: "idle position compared with the progress row's", variant: effectively, env: stopAtLoss, scenario: startAgainIdle},
-	{wrong: sabotage.CleanNoteKept, what: "clean note not replaced before the first request", variant: kafka, env: longLife, scenario: lateBehindACleanStop, tries: 3},
-	{wrong: sabotage.ResetForgotten, what: "reset forgotten before its claim", variant: effectively, scenario: resetAndKill},
-	{wrong: sabotage.EpochByRow, what: "epoch claimed by a row alone", variant: effectively, scenario: startAgainIdle},
+	{wrong: sabotage.RowIntoNewIncarnation, what: "rows of a transaction sent into a new incarnation", sees: torn, variant: effectively, scenario: rowsMeetAnotherProcess, tries: 2},
+	{wrong: sabotage.RowNotLast, what: "progress row not the last in a transaction", sees: theTap, variant: effectively, scenario: committedBySomebody},
+	{wrong: sabotage.SameEpoch, what: "stale owner's row wins", sees: `went back|calls lost what the pipeline holds`, variant: kafkaOnce, scenario: staleRow, tries: 3},
+	{wrong: sabotage.SingleCheckpoint, what: "a single checkpoint taken as proof", sees: `came back from its checkpoint`, variant: durably, scenario: checkpointOfBefore, tries: 2},
+	{wrong: sabotage.NeverUsedIsLost, what: "never used taken for lost", sees: `the first start fails: .*lost`, variant: effectively, env: stopAtLoss, scenario: traffic, firstStart: true},
+	{wrong: sabotage.BelieveAnyRow, what: "any progress row believed", sees: atRest, variant: effectively, scenario: claimMeetsAnotherProcess, tries: 3},
+	{wrong: sabotage.BelieveByPosition, what: "progress row believed by its position", sees: atRest, variant: effectively, scenario: claimMeetsAnotherProcess, tries: 3},
+	{wrong: sabotage.StartWithoutWait, what: "requests of the process before not waited out", sees: torn, variant: atLeast, env: longLife, scenario: lateBehindAStart, tries: 3},
+	{wrong: sabotage.HandOverWithoutWait, what: "requests of the owner before not waited out", sees: wentBack, variant: kafka, env: longLife, scenario: lateBehindAStart, tries: 3},
+	{wrong: sabotage.ReplayApart, what: "replay visible transaction by transaction", sees: torn, variant: atLeast, env: map[string]string{"PGSOURCE_BATCH_ROWS": "5"}, point: crash.PgBeforeBookmark, fault: "SIGKILL", tries: 4},
+	{wrong: sabotage.IdleCompared, what: "idle position compared with the progress row's", sees: `no progress|ended by itself`, variant: effectively, env: stopAtLoss, scenario: startAgainIdle},
+	{wrong: sabotage.CleanNoteKept, what: "clean note not replaced before the first request", sees: wentBack, variant: kafka, env: longLife, scenario: lateBehindACleanStop, tries: 3},
+	{wrong: sabotage.ResetForgotten, what: "reset forgotten before its claim", sees: `knows nothing of the reset`, variant: effectively, scenario: resetAndKill},
+	{wrong: sabotage.EpochByRow, what: "epoch claimed by a row alone", sees: `no progress|ended by itself`, variant: effectively, scenario: startAgainIdle},
 	{wrong: sabotage.CommitForgotten, what: "commit without an answer forgotten by the next attempt", pkg: "./internal/wal", test: "TestRequestsAreOutlived"},
 }
 
@@ -138,6 +149,9 @@ func runSabotage(ctx context.Context, opts options, only []string, atOnce int) (
 		running.Go(func() {
 			for b := range work {
 				c := b.try(ctx, opts, b.wrong)
+				if c.oracle != "" && !regexp.MustCompile(b.sees).MatchString(c.oracle) {
+					c.err = fmt.Errorf("it was to be found out by %q, and is by: %s", b.sees, c.oracle)
+				}
 				control := b.control(ctx, opts, c)
 				mu.Lock()
 				tried++

@@ -291,12 +291,13 @@ func TestPgsourcePeekWaitsForCompletion(t *testing.T) {
 // refusal says what does.
 func TestPgsourcePeekThroughAPooler(t *testing.T) {
 	t.Parallel()
-	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{SQL: program + textsProgram})
 	execSQL(t, pg, `ALTER ROLE postgres SET datestyle = 'German'; ALTER ROLE postgres SET bytea_output = 'escape'; ALTER ROLE postgres SET intervalstyle = 'sql_standard';
 		ALTER ROLE postgres SET extra_float_digits = 0; ALTER ROLE postgres SET timezone = 'Asia/Kolkata'; ALTER ROLE postgres SET default_transaction_isolation = 'serializable'`)
+	execSQL(t, pg, textsSource)
 	execSQL(t, pg, `INSERT INTO orders SELECT -i, 'before the slot', i / 7.0, true, E'tab\t', '\x00ff5c', '2026-12-31 23:59:59.123456' FROM generate_series(1, 500) i`)
 	pooler := harness.NeedPgBouncer(t, pg, "transaction", 3)
-	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", pooler.Addr())})
+	env := merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": pg.DSNFor("postgres", "", "postgres", pooler.Addr()), "PGSOURCE_TABLES": textsTables})
 	wants(t, runCheck(t, env), 65, "a connection pooler answered", "PGSOURCE_TRANSPORT=peek")
 
 	env["PGSOURCE_TRANSPORT"] = "peek"
@@ -316,6 +317,9 @@ func TestPgsourcePeekThroughAPooler(t *testing.T) {
 		awaitConfirmed(t, pg, currentLSN(t, pg))
 		assertEqualTables(t, pg, sim)
 	}
+	execSQL(t, pg, textsStreamed)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	assertTexts(t, sim)
 	// Other reads of rows behind the pooler have the same text.
 	if got := runVerb(t, env, "verify"); got.ExitCode != 0 {
 		t.Errorf("verify ends with %d:\n%s%s", got.ExitCode, got.Stdout, got.Stderr)

@@ -418,8 +418,8 @@ func awaitStandstill(t *testing.T, pg *harness.Postgres, pid int32) {
 // time-outs that would end a session: the stream looks the same.
 func TestPgsourceSessionIsPinned(t *testing.T) {
 	t.Parallel()
-	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
-	execSQL(t, pg, `CREATE ROLE bent LOGIN REPLICATION SUPERUSER`)
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{SQL: program + textsProgram})
+	execSQL(t, pg, textsSource+`CREATE ROLE bent LOGIN REPLICATION SUPERUSER`)
 	for name, value := range map[string]string{
 		"datestyle": "'German, DMY'", "intervalstyle": "sql_standard", "bytea_output": "escape", "extra_float_digits": "-15", "timezone": "'Asia/Tokyo'",
 		"statement_timeout": "'50ms'", "lock_timeout": "'1ms'", "idle_in_transaction_session_timeout": "'1ms'", "client_encoding": "'LATIN1'",
@@ -428,10 +428,34 @@ func TestPgsourceSessionIsPinned(t *testing.T) {
 	}
 	execSQL(t, pg, `ALTER DATABASE postgres SET datestyle = 'SQL, DMY'`)
 	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{
-		"PGSOURCE_DSN": pg.DSNFor("bent", "", "postgres", pg.Addr()), "PGOPTIONS": "-c datestyle=Postgres -c bytea_output=escape -c statement_timeout=50ms", "PGTZ": "America/Lima",
+		"PGSOURCE_TABLES": textsTables,
+		"PGSOURCE_DSN":    pg.DSNFor("bent", "", "postgres", pg.Addr()), "PGOPTIONS": "-c datestyle=Postgres -c bytea_output=escape -c statement_timeout=50ms", "PGTZ": "America/Lima",
 	}))
 	waitHealthy(t, d)
 	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'süß ☃', 0.10, true, E'ÿ', '\x00ff27', '2026-02-01 03:04:05.000006'), (2, 'b', -1, false, NULL, '\x', '0001-12-31 23:59:59')`)
+	execSQL(t, pg, textsStreamed)
 	awaitConfirmed(t, pg, currentLSN(t, pg))
 	assertEqualTables(t, pg, sim)
+	assertTexts(t, sim)
+}
+
+// A table whose values have another text under other settings of the session, with
+// one row that is copied and one that is streamed.
+const (
+	textsProgram  = `CREATE TABLE texts (id BIGINT NOT NULL PRIMARY KEY, d DOUBLE, r REAL, i VARCHAR, z TIMESTAMP) WITH ('materialized' = 'true');`
+	textsTables   = "public.orders,public.items,public.texts"
+	textsSource   = `CREATE TABLE texts (id bigint PRIMARY KEY, d double precision, r real, i interval, z timestamptz); INSERT INTO texts VALUES (1, ` + textsValues + `);`
+	textsStreamed = `INSERT INTO texts VALUES (2, ` + textsValues + `)`
+	textsValues   = `0.30000000000000004, 0.10000001, '1 year 2 days 03:04:05.6', '2026-02-01 03:04:05.6+09'`
+)
+
+func assertTexts(t *testing.T, sim *felderasim.Sim) {
+	t.Helper()
+	harness.Await(t, patience, "both rows are there", func(context.Context) (any, bool) { n := sim.Count("texts"); return n, n == 2 })
+	for _, row := range sim.Rows("texts") {
+		got := fmt.Sprintf("%v %v %v %v", row["d"], row["r"], row["i"], row["z"])
+		if want := "0.30000000000000004 0.10000001 1 year 2 days 03:04:05.6 2026-01-31 18:04:05.600000"; got != want {
+			t.Errorf("row %v is %s, expected %s", row["id"], got, want)
+		}
+	}
 }

@@ -206,22 +206,22 @@ func ledgerAgrees(t *testing.T, m Model, r *Report[world]) {
 var brokenRules = []struct {
 	name  string
 	scope Scope
-	// wrong is a part of what has to be found wrong.
+	// wrong is a part of what has to be found wrong first.
 	wrong string
 }{
 	{"keepalive overtakes unacknowledged work", Scope{Broken: KeepaliveOvertakes, Log: "a."}, "acknowledged before the pipeline shows it"},
 	{"acknowledged on accepted", Scope{Broken: AckOnAccepted, Log: "a"}, "acknowledged before the pipeline shows it"},
 	{"acknowledged before the progress row is completed", Scope{Broken: AckBeforeRow, Log: "a"}, "before the progress row for 1 is completed"},
-	{"progress row sent before its data are ingested", Scope{Broken: RowBeforeIngested, Log: "a", Restarts: 1, Storage: KeepsJournal}, ""},
-	{"progress row retried into a new incarnation", Scope{Broken: RowIntoNewIncarnation, Log: "aa", Restarts: 1, Timeouts: 1}, ""},
-	{"progress row not last inside a transaction", Scope{Broken: RowNotLast, Log: "ab", Takings: 1}, ""},
+	{"progress row sent before its data are ingested", Scope{Broken: RowBeforeIngested, Log: "a", Restarts: 1, Storage: KeepsJournal}, "acknowledged before the pipeline shows it"},
+	{"progress row retried into a new incarnation", Scope{Broken: RowIntoNewIncarnation, Log: "aa", Restarts: 1, Timeouts: 1}, "acknowledged before the pipeline shows it"},
+	{"progress row not last inside a transaction", Scope{Broken: RowNotLast, Log: "ab", Takings: 1}, "acknowledged before the pipeline shows it"},
 	{"idle position compared with the row's", Scope{Broken: IdleCompared, Log: "a.", Crashes: 1}, "called lost although the pipeline never restarted"},
-	{"stale owner's row wins", Scope{Broken: NoEpochs, Kafka: true, Log: "aaa", Crashes: 1}, ""},
-	{"epoch claimed by a row alone", Scope{Broken: EpochByRow, Kafka: true, Log: "aaa", Crashes: 1}, ""},
+	{"stale owner's row wins", Scope{Broken: NoEpochs, Kafka: true, Log: "aaa", Crashes: 1}, "before the progress row for 2 is completed"},
+	{"epoch claimed by a row alone", Scope{Broken: EpochByRow, Kafka: true, Log: "aaa", Crashes: 1}, "before the progress row for 2 is completed"},
 	{"commit after revoke", Scope{Broken: CommitAfterRevoke, Kafka: true, Log: "aa", Rebalances: 1}, "the source was told 1, now 0"},
 	{"abandoned request applied after its retry", Scope{Broken: RetryWithoutWait, Log: "aa", Timeouts: 1}, "go back from unit 2 to 1"},
 	{"predecessor's request not waited out", Scope{Broken: StartWithoutWait, Log: "aa", Crashes: 1}, "go back from unit 2 to 1"},
-	{"clean note not replaced", Scope{Broken: CleanNoteKept, Kafka: true, Log: "aa", Rebalances: 1, Crashes: 1}, ""},
+	{"clean note not replaced", Scope{Broken: CleanNoteKept, Kafka: true, Log: "aa", Rebalances: 1, Crashes: 1}, "acknowledged before the pipeline shows it"},
 	{"a single checkpoint taken as proof", Scope{Broken: SingleCheckpoint, Log: "a", Storage: KeepsCheckpoint, Durable: true}, "acknowledged before the pipeline has stored it"},
 	{"never used taken for lost", Scope{Broken: NeverUsedIsLost, Log: "a"}, "called lost"},
 	{"any row believed", Scope{Broken: BelieveAnyRow, Log: "a", Restarts: 1}, "nobody notices"},

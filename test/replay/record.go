@@ -57,7 +57,7 @@ func recordPostgres(ctx context.Context, s *settings, m *manifest) error {
 	}
 	dsn, err := c.DSN.Value()
 	if err == nil {
-		err = wal.CheckDSN(dsn)
+		err = wal.CheckDSN("PGSOURCE_DSN", dsn)
 	}
 	if err != nil {
 		return err //nolint:wrapcheck // as above
