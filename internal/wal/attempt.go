@@ -691,21 +691,30 @@ func (a *attempt) confirm(lsn uint64, moved bool) error {
 // could still be dropped and made anew, or lost, between a look and the start;
 // a slot that is being read from cannot.
 func (a *attempt) lookAgain(work context.Context) {
-	err := a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
-		slot, err := readSlot(ctx, conn, a.s.cfg.Slot)
-		switch {
-		case err != nil:
-			return err
-		case slot == nil:
-			return a.s.slotDropped()
-		default:
-			return a.s.sameSlot(slot)
+	retry := newBackOff()
+	for {
+		err := a.s.look(work, func(ctx context.Context, conn *pgx.Conn) error {
+			slot, err := readSlot(ctx, conn, a.s.cfg.Slot)
+			switch {
+			case err != nil:
+				return err
+			case slot == nil:
+				return a.s.slotDropped()
+			default:
+				return a.s.sameSlot(slot)
+			}
+		})
+		if err == nil || work.Err() != nil {
+			return
 		}
-	})
-	var refused *decode.Refusal
-	if errors.As(err, &refused) && refused.Reason == decode.ReasonGap && work.Err() == nil {
-		a.s.reportFailure(CheckSlot, err)
-		a.fail(err)
+		if refused, ok := errors.AsType[*decode.Refusal](err); ok && refused.Reason == decode.ReasonGap {
+			a.s.reportFailure(CheckSlot, err)
+			a.fail(err)
+			return
+		}
+		if sleep(work, retry.NextBackOff()) != nil {
+			return
+		}
 	}
 }
 

@@ -39,14 +39,11 @@ type serverFacts struct {
 	mayCreate     bool // the role may create a publication
 	slots         int  // in use
 	maxSlots      int
-	senders       int // in use
-	maxSenders    int
 	// keepSize is max_slot_wal_keep_size in MiB, -1 for no bound.
 	keepSize int64
 	// idleTimeout is idle_replication_slot_timeout, 0 where there is none.
-	idleTimeout  time.Duration
-	synchronous  string // synchronous_standby_names
-	decodeMemory string // logical_decoding_work_mem
+	idleTimeout time.Duration
+	synchronous string // synchronous_standby_names
 	// wantsFailover: the slot is to be one that standbys mirror. peeks: it is to
 	// be read over plain SQL.
 	wantsFailover, peeks bool
@@ -65,13 +62,12 @@ func (s *Source) readServer(ctx context.Context, conn *pgx.Conn) (*serverFacts, 
 		                  AND pg_has_role(current_user, r.oid, 'member')), -- what hosted servers have instead of the attribute
 		       has_database_privilege(current_database(), 'CREATE'),
 		       (SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int,
-		       (SELECT count(*) FROM pg_stat_replication), current_setting('max_wal_senders')::int,
 		       coalesce((SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'), -1),
 		       coalesce((SELECT setting::float8 * CASE unit WHEN 'ms' THEN 0.001 WHEN 'min' THEN 60 ELSE 1 END
 		                 FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0),
-		       current_setting('synchronous_standby_names'), coalesce(current_setting('logical_decoding_work_mem', true), '')`,
+		       current_setting('synchronous_standby_names')`,
 	).Scan(&f.version, &f.versionText, &f.standby, &f.walLevel, &senderTimeout, &f.replicates, &f.mayCreate, &f.slots, &f.maxSlots,
-		&f.senders, &f.maxSenders, &f.keepSize, &idleTimeout, &f.synchronous, &f.decodeMemory)
+		&f.keepSize, &idleTimeout, &f.synchronous)
 	if err != nil {
 		return nil, classify("ask for the server's settings", err)
 	}

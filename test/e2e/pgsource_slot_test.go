@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/url"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -223,4 +225,42 @@ func TestPgsourceSaysThatItCannotLook(t *testing.T) {
 	if !strings.Contains(log, `msg="works again" what=slot`) {
 		t.Errorf("the log does not say that it works again:\n%s", log)
 	}
+}
+
+// The slot is dropped and made anew between the look at it and START_REPLICATION,
+// which would then begin behind what came in between, without a word.
+func TestPgsourceNoticesAGapAtTheLastMoment(t *testing.T) {
+	t.Parallel()
+	pg, sim := startPostgres(t, nil), startSim(t, felderasim.Options{})
+	proxy := harness.NeedProxy(t, pg.Addr())
+	var armed atomic.Bool
+	done := make(chan error, 1)
+	proxy.Tap(func() (taps [2]func([]byte)) {
+		taps[harness.Up] = func(b []byte) {
+			if !bytes.Contains(b, []byte("START_REPLICATION")) || !armed.CompareAndSwap(true, false) {
+				return
+			}
+			done <- harness.Eventually(t.Context(), "the slot is made anew", func(ctx context.Context) (any, bool) {
+				// The walsender before may not have noticed yet that its connection is cut.
+				err := pg.Exec(ctx, `SELECT pg_drop_replication_slot('holdfast')`)
+				return err, err == nil
+			})
+			for _, sql := range []string{`INSERT INTO orders VALUES (2, 'in the gap', 1, true)`, `SELECT pg_create_logical_replication_slot('holdfast', 'pgoutput')`} {
+				if err := pg.Exec(t.Context(), sql); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		return taps
+	})
+	d := startPgsource(t, merged(pgsourceEnv(pg, sim), map[string]string{"PGSOURCE_DSN": throughProxies(pg, proxy)}))
+	waitHealthy(t, d)
+	execSQL(t, pg, `INSERT INTO orders VALUES (1, 'before', 1, true)`)
+	awaitConfirmed(t, pg, currentLSN(t, pg))
+	armed.Store(true)
+	proxy.Cut()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	awaitEnd(t, d, 65)
 }
