@@ -448,13 +448,13 @@ func lateAndKilled(ctx context.Context, w world, begin func() error) error {
 }
 
 // quiet holds the writers of a bank, waits until all is acknowledged, and gives
-// the bank with the function that lets the writers go on.
+// the bank with the function that lets the writers go on, once.
 func quiet(ctx context.Context, w world) (*bankWorld, func(), error) {
 	b, ok := w.(*bankWorld)
 	if !ok {
 		panic("the scenario needs a bank")
 	}
-	release := b.gate.hold()
+	release := sync.OnceFunc(b.gate.hold())
 	limit, cancel := context.WithTimeout(ctx, b.patience)
 	defer cancel()
 	if err := b.rest(limit); err != nil {
@@ -486,7 +486,7 @@ func outOfOrder(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	b.sim.HoldIngest("left_accounts")
 	if err := b.accept(ctx, "UPDATE left_accounts SET version = version + 1 WHERE id = 1"); err != nil {
 		return err
@@ -501,7 +501,6 @@ func outOfOrder(ctx context.Context, w world) error {
 	b.crashDestination(ctx, core.KeepJournal)
 	b.sim.ReleaseIngest("")
 	release()
-	release = func() {}
 	return b.settle(ctx)
 }
 
@@ -512,7 +511,7 @@ func acceptedAndGone(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	b.sim.HoldIngest("writers")
 	if err := b.accept(ctx, onlyWriter); err != nil {
 		return err
@@ -521,7 +520,6 @@ func acceptedAndGone(ctx context.Context, w world) error {
 	b.sim.ReleaseIngest("")
 	watch(ctx, w, 2*time.Second)
 	release()
-	release = func() {}
 	return b.settle(ctx)
 }
 
@@ -532,7 +530,7 @@ func rowAlone(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	b.sim.HoldIngest("writers")
 	if err := b.accept(ctx, onlyWriter); err != nil {
 		return err
@@ -545,7 +543,6 @@ func rowAlone(ctx context.Context, w world) error {
 		return err
 	}
 	release()
-	release = func() {}
 	return b.settle(ctx)
 }
 

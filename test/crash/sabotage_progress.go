@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"holdfast/internal/crash"
@@ -54,7 +55,7 @@ func claimMeetsAnotherProcess(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	limit, cancel := context.WithTimeout(ctx, b.patience)
 	defer cancel()
 	if err := b.pg.Exec(ctx, onlyWriter); err != nil {
@@ -83,7 +84,6 @@ func claimMeetsAnotherProcess(ctx context.Context, w world) error {
 		return errNotTried
 	}
 	release()
-	release = func() {}
 	b.patience /= 3 // copies come within seconds, or never
 	return b.settle(ctx)
 }
@@ -140,7 +140,7 @@ func rowsMeetAnotherProcess(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	if err := b.stopDaemon(ctx); err != nil {
 		return err
 	}
@@ -155,7 +155,6 @@ func rowsMeetAnotherProcess(ctx context.Context, w world) error {
 	}
 	watch(ctx, w, 2*time.Second)
 	release()
-	release = func() {}
 	return b.settle(ctx)
 }
 
@@ -167,7 +166,7 @@ func committedBySomebody(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	limit, cancel := context.WithTimeout(ctx, b.patience)
 	defer cancel()
 	b.sim.HoldIngest("writers")
@@ -204,7 +203,6 @@ func committedBySomebody(ctx context.Context, w world) error {
 	}
 	b.sim.ReleaseIngest("")
 	release()
-	release = func() {}
 	return b.settle(ctx)
 }
 
@@ -216,7 +214,7 @@ func checkpointOfBefore(ctx context.Context, w world) error {
 	if err != nil {
 		return err
 	}
-	defer func() { release() }()
+	defer release()
 	limit, cancel := context.WithTimeout(ctx, b.patience)
 	defer cancel()
 	defer b.sim.ReleaseCheckpoint()
@@ -259,7 +257,6 @@ func checkpointOfBefore(ctx context.Context, w world) error {
 	b.sim.ClearFault(asked)
 	b.sim.ReleaseCheckpoint()
 	release()
-	release = func() {}
 	return b.settle(ctx)
 }
 
@@ -271,8 +268,8 @@ func staleRow(ctx context.Context, w world) error {
 	if !ok {
 		panic("the scenario needs a group")
 	}
-	release := k.gate.hold()
-	defer func() { release() }()
+	release := sync.OnceFunc(k.gate.hold())
+	defer release()
 	limit, cancel := context.WithTimeout(ctx, k.patience)
 	defer cancel()
 	if err := k.rest(limit); err != nil {
@@ -343,7 +340,6 @@ func staleRow(ctx context.Context, w world) error {
 		return err
 	}
 	release()
-	release = func() {}
 	if err := k.flow(ctx); err != nil {
 		return err
 	}
