@@ -230,14 +230,20 @@ func (st *bankState) atRisk() (tables []string) {
 	return slices.Compact(tables)
 }
 
-// acceptNotices accepts notices of the table that cannot be resynced, for the
-// daemon that starts next.
+// mustHeal tells whether a table that a notice names is resynced: not the one that
+// has no key, and not the one that is carried at times where it is not.
+func (w *bankWorld) mustHeal(table string) bool {
+	return table != w.quoted(keylessTable) && (w.adds || table != w.quoted(addedTable))
+}
+
+// acceptNotices accepts notices of tables that are not resynced, for the daemon
+// that starts next.
 func (w *bankWorld) acceptNotices(ctx context.Context) error {
 	st, err := w.readState()
 	if err != nil {
 		return err
 	}
-	if st.busy() != "" || !slices.Equal(st.atRisk(), []string{w.quoted(keylessTable)}) {
+	if st.busy() != "" || len(st.atRisk()) == 0 || slices.ContainsFunc(st.atRisk(), w.mustHeal) {
 		return nil
 	}
 	result, err := w.verb(ctx, "state", "accept", "-yes")
@@ -264,7 +270,7 @@ func (w *bankWorld) heal(ctx context.Context) (d differences, err error) {
 			return err, false
 		case st.busy() != "":
 			return st.busy(), false
-		case w.lost && slices.ContainsFunc(st.atRisk(), func(t string) bool { return t != w.quoted(keylessTable) }):
+		case w.lost && slices.ContainsFunc(st.atRisk(), w.mustHeal):
 			return fmt.Sprintf("notices name %v", st.atRisk()), false
 		case time.Since(looked) < 500*time.Millisecond:
 			return d.what, false
