@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // What a daemon is told in the environment: CRASH_AT is
@@ -26,6 +27,9 @@ const (
 	actStop = "stop" // SIGSTOP: everything stands still until somebody sends SIGCONT
 	actNote = "note" // only a line in the log, for whoever acts from outside
 )
+
+// stopTakes is more than a signal takes to stop the process.
+const stopTakes = 20 * time.Millisecond
 
 var (
 	setup  sync.Once
@@ -55,6 +59,9 @@ func Here(p Point) {
 		select {} // nothing after this place may happen
 	case actStop:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		// The process stands still a moment after the signal was sent, and what comes
+		// behind the place must not happen in between.
+		<-time.After(stopTakes)
 	case actNote:
 	}
 }

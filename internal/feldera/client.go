@@ -101,8 +101,9 @@ type Client struct {
 	incMu sync.Mutex
 	// expected is the incarnation that tokens must be of; "" = none seen yet.
 	expected string
-	// heard is when it answered last, in Unix nanoseconds. One that is expected
-	// anew has not.
+	// heard is when the newest request was made that it has answered, in Unix
+	// nanoseconds; when the answer was read says little, since who has stood still
+	// reads old ones. One that is expected anew has answered none.
 	heard atomic.Int64
 
 	writersMu sync.Mutex

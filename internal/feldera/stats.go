@@ -105,6 +105,7 @@ type statsBody struct {
 // Stats reads the pipeline's statistics: one attempt.
 func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 	var b statsBody
+	asked := time.Now()
 	cl := call{endpoint: epStats, path: "/stats", limit: maxLargeBody}
 	if err := c.getJSON(ctx, cl, &b); err != nil {
 		return nil, err
@@ -116,6 +117,9 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 			Why: "its statistics carry no incarnation_uuid", Expected: "a Feldera that reports it (0.330 or later)",
 			Do: "upgrade Feldera: without it a restart that loses rows cannot be seen",
 		}
+	}
+	if c.Expected() == clip(g.IncarnationUUID, maxIncarnation) {
+		c.heard.Store(asked.UnixNano())
 	}
 	s := &Stats{
 		State: g.State, Incarnation: clip(g.IncarnationUUID, maxIncarnation),
@@ -243,11 +247,14 @@ const stateRunning = "Running"
 // Incarnation reads the pipeline's present incarnation: one attempt. It
 // becomes the expected one when none is set yet.
 func (c *Client) Incarnation(ctx context.Context) (string, error) {
+	asked := time.Now()
 	s, err := c.Stats(ctx)
 	if err != nil {
 		return "", fmt.Errorf("read the incarnation: %w", err)
 	}
-	_ = c.sameIncarnation(s.Incarnation) // the caller asks, and compares
+	if c.sameIncarnation(s.Incarnation) == nil { // the caller asks, and compares
+		c.heard.Store(asked.UnixNano())
+	}
 	return s.Incarnation, nil
 }
 
@@ -290,11 +297,11 @@ func (c *Client) sameIncarnation(now string) error {
 	if was := c.adopt(now); was != now {
 		return &IncarnationChanged{Was: was, Now: now}
 	}
-	c.heard.Store(time.Now().UnixNano())
 	return nil
 }
 
-// heardOf tells whether the expected incarnation has answered within the time.
+// heardOf tells whether the expected incarnation has answered a request that was
+// made within the time.
 func (c *Client) heardOf(within time.Duration) bool {
 	return time.Since(time.Unix(0, c.heard.Load())) < within
 }

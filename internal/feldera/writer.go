@@ -349,6 +349,7 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 	}
 	uncut, done := w.c.unlessHalted(ctx)
 	defer done()
+	asked := time.Now()
 	answer, err := w.c.roundTrip(uncut, cl)
 	if err != nil {
 		return Token{}, err
@@ -366,6 +367,7 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 	if err := w.c.sameIncarnation(tok.Incarnation); err != nil {
 		return Token{}, err
 	}
+	w.c.heard.Store(asked.UnixNano())
 	if w.only != "" && w.only != tok.Incarnation {
 		return Token{}, &IncarnationChanged{Was: w.only, Now: tok.Incarnation}
 	}

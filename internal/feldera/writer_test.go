@@ -494,6 +494,7 @@ func TestNewIncarnationSettlesFirst(t *testing.T) {
 func TestSendOnlyMeetsNoOtherProcess(t *testing.T) {
 	for name, c := range map[string]struct {
 		idle    time.Duration // since it was heard of
+		slow    time.Duration // how long that answer took to be read
 		refuses bool          // the first attempt
 		next    string        // who answers then
 		posts   int
@@ -504,6 +505,7 @@ func TestSendOnlyMeetsNoOtherProcess(t *testing.T) {
 		"replaced meanwhile":           {idle: time.Second, next: "u2", looks: 1},
 		"refuses once":                 {refuses: true, next: "u1", posts: 2, looks: 1},
 		"refuses, and is replaced":     {refuses: true, next: "u2", posts: 1, looks: 1},
+		"an old answer, and replaced":  {slow: time.Second, idle: time.Millisecond, next: "u2", looks: 1},
 		"replaced between two answers": {idle: time.Millisecond, next: "u2", posts: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -512,6 +514,9 @@ func TestSendOnlyMeetsNoOtherProcess(t *testing.T) {
 				cl, s := newScripted(t, Config{}, func(n int, r seen) answer {
 					switch {
 					case r.path == "/stats":
+						if n == 1 {
+							time.Sleep(c.slow) //nolint:forbidigo // of the fake clock
+						}
 						return statsOf(now, "Running")
 					case c.refuses && n == 1:
 						now = c.next

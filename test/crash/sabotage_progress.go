@@ -144,12 +144,17 @@ func rowsMeetAnotherProcess(ctx context.Context, w world) error {
 	if err := b.stopDaemon(ctx); err != nil {
 		return err
 	}
+	was := b.sim.Incarnation()
+	before := sentTo(b.sim, "left_accounts", was)
 	err = b.haltAt(ctx, crash.PgTxOpen, func(ctx context.Context) error { return b.pg.Exec(ctx, transfer) })
 	if err != nil {
 		return err
 	}
 	b.oracle.comesBack(excuse{}, false, false) // nothing is in it, so nothing of it may be seen
 	b.sim.Crash(core.KeepJournal)
+	if sentTo(b.sim, "left_accounts", was) > before { // it was sent before the process stood still
+		return errNotTried
+	}
 	if err := b.standStill(ctx, 500*time.Millisecond); err != nil { // who has heard nothing for so long looks
 		return err
 	}
