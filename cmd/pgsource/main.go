@@ -66,19 +66,22 @@ func load(environ []string) (*config.PGSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	for setting, secret := range map[string]config.Secret{"PGSOURCE_DSN": c.DSN, "PGSOURCE_STATE_DSN": c.StateDSN} {
-		if setting == "PGSOURCE_STATE_DSN" && !secret.IsSet() {
-			continue // the state is elsewhere
-		}
-		dsn, err := secret.Value()
-		if err == nil {
-			err = wal.CheckDSN(setting, dsn)
-		}
-		if err != nil {
-			return nil, ops.WithExitCode(ops.ExitConfig, err)
-		}
+	err = checkDSN("PGSOURCE_DSN", c.DSN)
+	if err == nil && c.StateDSN.IsSet() {
+		err = checkDSN("PGSOURCE_STATE_DSN", c.StateDSN)
+	}
+	if err != nil {
+		return nil, ops.WithExitCode(ops.ExitConfig, err)
 	}
 	return c, nil
+}
+
+func checkDSN(setting string, secret config.Secret) error {
+	dsn, err := secret.Value()
+	if err != nil {
+		return err
+	}
+	return wal.CheckDSN(setting, dsn)
 }
 
 func run(ctx context.Context, call ops.Call) error {

@@ -118,9 +118,7 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 			Do: "upgrade Feldera: without it a restart that loses rows cannot be seen",
 		}
 	}
-	if c.Expected() == clip(g.IncarnationUUID, maxIncarnation) {
-		c.heard.Store(asked.UnixNano())
-	}
+	c.hears(clip(g.IncarnationUUID, maxIncarnation), asked)
 	s := &Stats{
 		State: g.State, Incarnation: clip(g.IncarnationUUID, maxIncarnation),
 		StartTime: g.StartTime, InitialStartTime: g.InitialStartTime,
@@ -252,9 +250,8 @@ func (c *Client) Incarnation(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the incarnation: %w", err)
 	}
-	if c.sameIncarnation(s.Incarnation) == nil { // the caller asks, and compares
-		c.heard.Store(asked.UnixNano())
-	}
+	_ = c.sameIncarnation(s.Incarnation) // the caller asks, and compares
+	c.hears(s.Incarnation, asked)        // it may be expected only now
 	return s.Incarnation, nil
 }
 
@@ -300,8 +297,19 @@ func (c *Client) sameIncarnation(now string) error {
 	return nil
 }
 
+// hears notes that an incarnation has answered what it was asked at a time, if it
+// is the expected one.
+func (c *Client) hears(incarnation string, asked time.Time) {
+	c.incMu.Lock()
+	defer c.incMu.Unlock()
+	if c.expected == incarnation {
+		c.heard.Store(asked.UnixNano())
+	}
+}
+
 // heardOf tells whether the expected incarnation has answered a request that was
-// made within the time.
+// made within the time. A clock that was put back says no.
 func (c *Client) heardOf(within time.Duration) bool {
-	return time.Since(time.Unix(0, c.heard.Load())) < within
+	since := time.Since(time.Unix(0, c.heard.Load()))
+	return since >= 0 && since < within
 }

@@ -367,7 +367,7 @@ func (w *Writer) post(ctx context.Context, body []byte) (Token, error) {
 	if err := w.c.sameIncarnation(tok.Incarnation); err != nil {
 		return Token{}, err
 	}
-	w.c.heard.Store(asked.UnixNano())
+	w.c.hears(tok.Incarnation, asked)
 	if w.only != "" && w.only != tok.Incarnation {
 		return Token{}, &IncarnationChanged{Was: w.only, Now: tok.Incarnation}
 	}

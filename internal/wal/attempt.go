@@ -712,6 +712,7 @@ func (a *attempt) lookAgain(work context.Context) {
 			a.fail(err)
 			return
 		}
+		a.s.log.DebugContext(work, "the look at the slot behind START_REPLICATION is made again", "err", err)
 		if sleep(work, retry.NextBackOff()) != nil {
 			return
 		}

@@ -440,8 +440,8 @@ func stopped(ctx context.Context, err error) error {
 }
 
 // newBackOff makes the one backoff of this package: up to 15 s on average, with
-// nearly full jitter (0.2 to 1.8 times that), and without end, since a daemon has nothing better to do than to
-// come back.
+// nearly full jitter (0.2 to 1.8 times that), and without end, since a daemon has
+// nothing better to do than to come back.
 func newBackOff() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(200*time.Millisecond),
